@@ -1,0 +1,1 @@
+"""The algorithms of `fa_ref` as GPU kernels in Numba-CUDA: the same file names, the same numbered steps."""

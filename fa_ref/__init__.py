@@ -1,0 +1,23 @@
+"""FlashAttention you can read, step through, measure and trust: the NumPy reference.
+
+The letters, the same in every file (a capital is one head's matrix or vector, a lower-case q, k, v the whole batch):
+
+    B           batch entries
+    Hq, Hkv     query heads, key/value heads; head h uses key/value head h // (Hq / Hkv)
+    Nq, Nk      number of queries, of keys          d, dv       head dim of q and k, of v
+    Q K V       (Nq, d) (Nk, d) (Nk, dv)            O           (Nq, dv)  output, normalised
+    S P         (Nq, Nk)  scores, softmax of them   L           (Nq,)     log-sum-exp: log Σ exp S, natural log
+    Br Bc       rows of a tile of queries, of keys  Tr Tc       how many such tiles there are
+    i j         which tile of queries, of keys      rows cols   the slices of it
+    Qi Kj Vj    (br, d) (bc, d) (bc, dv)            Sij Pij     (br, bc)  one tile; br ≤ Br, bc ≤ Bc
+    m l acc     (br,) (br,) (br, dv)  running maximum, sum, and output not yet divided by l
+    D           (Nq,)  rowsum(dO ∘ O)               dX          gradient of the loss with respect to X
+
+Q, K, V, O, L live in memory (HBM on a GPU); everything with an i or j, and m, l, acc, lives on chip (in fa1.py O, l and
+m live in memory too: that is its price). Read in this order: scores, online_softmax, standard, fa1, fa2, heads, varlen.
+"""
+
+from fa_ref.heads import ALGORITHMS, Forward, Gradients, backward, forward
+
+__all__ = ["ALGORITHMS", "Forward", "Gradients", "backward", "forward"]
+__version__ = "0.1.0"

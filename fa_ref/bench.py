@@ -1,0 +1,108 @@
+"""Time and memory of the loops as ratios, all measured in one run on this machine.
+
+    python -m fa_ref bench [--lengths 4096 8192]
+
+One head, float32, d = 64. Memory is what is allocated at the peak beyond inputs and outputs (tracemalloc); time is the
+fastest of three runs. torch's attention on the CPU, if torch is installed, is the peer that nobody here wrote.
+"""
+
+import argparse
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from fa_ref import fa1, fa2, standard
+from fa_ref.scores import Rule
+
+TILES = ((128, 512), (256, 512), (256, 1024), (512, 1024), (512, 2048))
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+
+
+def main(argv=None):
+    """Measure, print one table and the ratios; always returns 0: a ratio is not a test."""
+    parser = argparse.ArgumentParser(prog="python -m fa_ref bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs=2, default=(4096, 8192), metavar=("N", "N"))
+    parser.add_argument("--head-dim", type=int, default=64)
+    options = parser.parse_args(argv)
+    short, long = sorted(options.lengths)
+
+    rng = np.random.default_rng(0)
+    times, memory = {}, {}
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=2 * (len(TILES) + 3))
+        for N in (short, long):
+            Q, K, V = rng.standard_normal((3, N, options.head_dim)).astype(np.float32)
+            runs = {f"fa2, tiles {Br} × {Bc}": head_run(fa2, Q, K, V, Br, Bc) for Br, Bc in TILES}
+            runs |= {"fa1, tiles 256 × 1024": head_run(fa1, Q, K, V, 256, 1024)}
+            runs |= {"standard": head_run(standard, Q, K, V, None, None)}
+            runs |= torch_run(Q, K, V)
+            for name, run in runs.items():
+                times[name, N], memory[name, N] = fastest(run), extra_memory(run)
+                progress.advance(task)
+
+    table = Table("one head, float32", *(f"{what}, N = {N}" for N in (short, long) for what in ("seconds", "extra MB")))
+    for name in dict.fromkeys(name for name, _ in times):
+        table.add_row(name, *(cell for N in (short, long)
+                              for cell in (f"{times[name, N]:.3f}", megabytes(memory[name, N]))))
+    console.print(table)
+
+    best = min((name for name, N in times if name.startswith("fa2") and N == long), key=lambda n: times[n, long])
+    console.print(f"best fa2 at N = {long}: {best}")
+    ratio("time, to standard", times[best, long], times["standard", long], "at most 1")
+    ratio("extra memory, to standard", memory[best, long], memory["standard", long], "at most 0.05")
+    if ("torch", long) in times:
+        ratio("time, to torch on the CPU", times[best, long], times["torch", long], "at most 5, aim 3")
+    ratio(f"time, N = {long} to {short}", times[best, long], times[best, short], "at most 4.4")
+    ratio(f"extra memory, N = {long} to {short}", memory[best, long], memory[best, short], "at most 1.2")
+    return 0
+
+
+def head_run(core, Q, K, V, Br, Bc):
+    """A call of one core on one head."""
+    rule = Rule(len(Q), len(K), scale=Q.shape[1] ** -0.5)
+    return lambda: core.forward_head(Q, K, V, rule, Br, Bc)
+
+
+def torch_run(Q, K, V):
+    """A call of torch's attention on the same head; nothing if torch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    q, k, v = (torch.from_numpy(x)[None, None] for x in (Q, K, V))
+    return {"torch": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)}
+
+
+def fastest(run, repeats=3):
+    """Seconds of the fastest of a few runs, after one to warm up."""
+    run()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def extra_memory(run):
+    """Bytes at the peak that are gone, or part of the answer, at the end: peak minus what the answer itself takes."""
+    tracemalloc.start()
+    answer = run()
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak - kept if isinstance(answer, tuple) else None
+
+
+def megabytes(n):
+    """None is memory that tracemalloc cannot see."""
+    return "not seen" if n is None else f"{n / 1e6:.2f}"
+
+
+def ratio(what, a, b, aim):
+    """One ratio beside what it is meant to be."""
+    console.print(f"  {what:34} {a / b:6.3f}   ({aim})")

@@ -1,0 +1,104 @@
+"""Packed sequences: many lengths in one array, with no padding and no leak from one sequence into the next.
+
+Sequence s owns the queries cu_seqlens_q[s] … cu_seqlens_q[s+1] and the keys cu_seqlens_k[s] … cu_seqlens_k[s+1]. It
+sees nothing else, and causal and windows are aligned by its own two lengths. Packed attention is therefore a loop over
+sequences; only a kernel has reason to do it in one launch.
+"""
+
+import numpy as np
+
+from fa_ref import heads, inputs
+
+
+def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *, mask=None, bias=None, alibi_slopes=None, **options):
+    """Attention within each sequence. Returns the named tuple (out, lse).
+
+    q (Hq, total_q, d), k (Hkv, total_k, d), v (Hkv, total_k, dv) → out (Hq, total_q, dv), lse (Hq, total_q).
+    cu_seqlens_q, cu_seqlens_k: S + 1 whole numbers from 0 to total_q or total_k, never decreasing; a sequence may
+    have length 0. mask and bias broadcast to (Hq, total_q, total_k), of which only the blocks of the sequences are
+    read; alibi_slopes (Hq,) or (S, Hq). All other options are those of `fa_ref.forward`. Raises as it does.
+    """
+    kind = q
+    q, k, v = inputs.same_kind(q=q, k=k, v=v)
+    spans, shared = check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, options)
+    out = np.empty((*q.shape[:2], v.shape[2]), q.dtype)
+    lse = np.empty(q.shape[:2], inputs.accumulator(q.dtype))
+    for s, (rows, cols) in enumerate(spans):
+        out_s, lse_s = heads.forward(
+            q[None, :, rows], k[None, :, cols], v[None, :, cols], **options_of(s, rows, cols, shared), **options)
+        out[:, rows], lse[:, rows] = out_s[0], lse_s[0]
+    return heads.Forward(inputs.in_kind(out, kind), inputs.in_kind(lse, kind))
+
+
+def backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, mask=None, bias=None,
+             alibi_slopes=None, **options):
+    """Gradients of `forward`. Returns the named tuple (dq, dk, dv, dbias, dsink), shaped like what they belong to.
+
+    dout and out (Hq, total_q, dv), lse and dlse (Hq, total_q); everything else as in `forward`.
+    """
+    kind, bias_kind = q, bias
+    dout, q, k, v, out, lse = inputs.same_kind(dout=dout, q=q, k=k, v=v, out=out, lse=lse)
+    spans, shared = check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, options)
+    wide = inputs.accumulator(q.dtype)
+    shape = (*q.shape[:2], v.shape[2])
+    inputs.check_belongs("dout", dout, shape, q.dtype)
+    inputs.check_belongs("out", out, shape, q.dtype)
+    inputs.check_statistics("lse", lse, q.shape[:2], wide)
+    if dlse is not None:
+        dlse = inputs.check_statistics("dlse", inputs.to_numpy("dlse", dlse), q.shape[:2], wide)
+
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    dbias = None if bias is None else np.zeros(shared["bias"].shape, wide)
+    dsink = None if options.get("sink") is None else np.zeros(len(q), wide)
+    for s, (rows, cols) in enumerate(spans):
+        grads = heads.backward(
+            dout[None, :, rows], q[None, :, rows], k[None, :, cols], v[None, :, cols], out[None, :, rows],
+            lse[None, :, rows], dlse=None if dlse is None else dlse[None, :, rows],
+            **options_of(s, rows, cols, shared), **options)
+        dq[:, rows], dk[:, cols], dv[:, cols] = grads.dq[0], grads.dk[0], grads.dv[0]
+        if bias is not None:
+            dbias[:, rows, cols] = grads.dbias[0]
+        if dsink is not None:
+            dsink += inputs.to_numpy("dsink", grads.dsink)
+    if bias is not None:
+        dbias = sum_to(dbias, tuple(bias_kind.shape)).astype(shared["bias"].dtype)
+    if dsink is not None:
+        dsink = dsink.astype(inputs.to_numpy("sink", options["sink"]).dtype)
+    return heads.Gradients(*(inputs.in_kind(x, kind) for x in (dq, dk, dv, dbias, dsink)))
+
+
+def check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, options):
+    """Check everything at once, before the first sequence. Returns the (rows, cols) of each sequence, and the options
+    that must be cut per sequence: mask and bias (Hq, total_q, total_k), slopes (S, Hq)."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 3:
+            raise ValueError(f"packed {name} must have 3 axes (heads, tokens, head dim), got shape {x.shape}")
+    sizes = inputs.check_qkv(q[None], k[None], v[None])
+    cu_q = inputs.check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, sizes.Nq)
+    cu_k = inputs.check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, sizes.Nk)
+    if len(cu_q) != len(cu_k):
+        raise ValueError(f"cu_seqlens_q names {len(cu_q) - 1} sequences, cu_seqlens_k names {len(cu_k) - 1}")
+    S = len(cu_q) - 1
+    inputs.check_choice("algorithm", options.get("algorithm", "fa2"), heads.ALGORITHMS)
+    numbers = {name: x for name, x in options.items() if name != "algorithm"}
+    checked = inputs.check_options(sizes, q.dtype, mask=mask, bias=bias, **numbers)
+    slopes = inputs.check_options(sizes._replace(B=S), q.dtype, alibi_slopes=alibi_slopes).alibi_slopes
+    spans = [(slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])) for s in range(S)]
+    shared = {"mask": None if checked.mask is None else checked.mask[0],
+              "bias": None if checked.bias is None else checked.bias[0], "alibi_slopes": slopes}
+    return spans, shared
+
+
+def options_of(s, rows, cols, shared):
+    """mask, bias and slopes of sequence s."""
+    mask, bias, slopes = shared["mask"], shared["bias"], shared["alibi_slopes"]
+    return {"mask": None if mask is None else mask[:, rows, cols],
+            "bias": None if bias is None else bias[:, rows, cols],
+            "alibi_slopes": None if slopes is None else slopes[s]}
+
+
+def sum_to(x, shape):
+    """x (Hq, total_q, total_k) summed over the axes along which an array of this shape was broadcast."""
+    lead = (1,) * (x.ndim - len(shape)) + shape
+    axes = tuple(a for a in range(x.ndim) if lead[a] == 1)
+    return x.sum(axis=axes, keepdims=True).reshape(shape)

@@ -1,0 +1,10 @@
+"""Hypothesis's profiles: HYPOTHESIS_PROFILE is dev, ci (the default where CI is set) or thorough."""
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("dev", deadline=None, max_examples=30)
+settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile("thorough", deadline=None, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
