@@ -21,7 +21,7 @@ the larger the tile of keys, the less traffic.
 
 Left out: dropout (lines 1 and 14 of Algorithm 2, lines 1, 14, 15 and 18 of Algorithm 4). Put right: a row that has
 seen no key yet makes exp(−∞ − −∞) and a division by 0 in lines 10–12; two guards keep it at O = 0, l = 0, m = −∞.
-Appendix B counts O(N²) operations for the backward pass; the loop below has O(N² d).
+Algorithm 1 drops the scale τ in line 9. Appendix B counts O(N²) operations for the backward pass; it is O(N² d).
 """
 
 import numpy as np

@@ -7,23 +7,24 @@ Tri Dao, arXiv 2307.08691. Read `fa1.py` first: the same tiles, with four change
     division deferred   acc is never normalised inside the loop: one division per row at the end
     only L kept         L = m + log l is all that the backward pass needs of the softmax
 
-That saves the traffic of O, l and m on every step and about three quarters of the rescaling work, and it makes the
-iterations of the outer loop independent: each could run on its own multiprocessor.
+That saves the traffic of O, l and m on every step and half of the work that is not a matrix product (per element of O
+and step: scale and add, where FA1 scales twice, adds and divides), and it makes the iterations of the outer loop
+independent: each could run on its own multiprocessor.
 
     forward: Algorithm 1                      backward: Algorithm 2
-    line 4, 5     (1), (2)                    line 4          (1)
-    line 7        (3)                         line 6, 7       (2), (3)
-    line 8        (4)                         line 9          (4)
-    line 9        (5), (6), (7), (8)          line 10, 11     (5), (6)
-    line 10       (9)                         line 12         (7)
-    line 12, 14   (10)                        line 13, 14     (8), (9)
-    line 13, 15   (11)                        line 15, 16     (11), (12)
-                                              line 18         (13)
+    line 4, 5     (1), (2)                    line 3, 4       (1), (2)
+    line 7        (3)                         line 6, 7       (3), (4)
+    line 8        (4)                         line 9          (5)
+    line 9        (5), (6), (7), (8)          line 10, 11     (6), (7)
+    line 10       (9)                         line 12         (8)
+    line 12, 14   (10)                        line 13, 14     (9), (10)
+    line 13, 15   (11)                        line 15, 16     (12), (13)
+                                              line 18         (14)
 
 Put right: line 10 of Algorithm 1 prints diag(exp(m_old − m_new))⁻¹, but the factor must not be inverted: old sums
 shrink when the maximum grows. Both algorithms drop the scale τ (here in `rule.scores` and `rule.chain`). In Algorithm 2
-D has length N, not d; line 16 must read dSᵀ Q; and O is not loaded in the inner loop, D is all that was wanted of it.
-Rows that see no key, which the paper leaves open, get O = 0 and L = −inf.
+D has length N, not d, and O need not be loaded in the inner loop: D is all that was wanted of it. Section 2.2 prints
+dK = Q dSᵀ for dSᵀ Q. Rows that see no key, which the paper leaves open, get O = 0 and L = −inf.
 """
 
 import numpy as np
@@ -83,20 +84,20 @@ def backward_head(dO, Q, K, V, O, L, rule, Br, Bc, reverse=False, dL=None, dB=No
     Tr, Tc = -(-Nq // Br), -(-Nk // Bc)
     wide = accumulator(Q.dtype)
     D = np.empty_like(Q, shape=(Nq,), dtype=wide)
-    dQ = np.zeros_like(Q, shape=(Nq, d), dtype=wide)
+    dQ = np.zeros_like(Q, shape=(Nq, d), dtype=wide)                # (1) dQ = 0, in memory
     dK = np.empty_like(Q, shape=(Nk, d), dtype=wide)
     dV = np.empty_like(Q, shape=(Nk, dv), dtype=wide)
 
     for i in range(Tr):
         rows = slice(i * Br, min(i * Br + Br, Nq))
-        Di = rowsum(dO[rows].astype(wide) * O[rows].astype(wide))   # (1) D = rowsum(dO ∘ O) − dL  (br,)
+        Di = rowsum(dO[rows].astype(wide) * O[rows].astype(wide))   # (2) D = rowsum(dO ∘ O) − dL  (br,)
         D[rows] = Di if dL is None else Di - dL[rows]
 
     for j in range(Tc)[::-1] if reverse else range(Tc):
         cols = slice(j * Bc, min(j * Bc + Bc, Nk))
-        Kj = K[cols].astype(wide)                                   # (2) load Kj, Vj         (bc, d)
+        Kj = K[cols].astype(wide)                                   # (3) load Kj, Vj         (bc, d)
         Vj = V[cols].astype(wide)                                   #                         (bc, dv)
-        dKj = np.zeros((len(Kj), d), wide)                          # (3) nothing yet         (bc, d)
+        dKj = np.zeros((len(Kj), d), wide)                          # (4) nothing yet         (bc, d)
         dVj = np.zeros((len(Kj), dv), wide)                         #                         (bc, dv)
 
         for i in range(Tr):
@@ -104,21 +105,21 @@ def backward_head(dO, Q, K, V, O, L, rule, Br, Bc, reverse=False, dL=None, dB=No
             kind = rule.kind(rows, cols)
             if kind == EMPTY:
                 continue
-            Qi = Q[rows].astype(wide)                               # (4) load Qi, dOi, Li, Di (br, d)
+            Qi = Q[rows].astype(wide)                               # (5) load Qi, dOi, Li, Di (br, d)
             dOi = dO[rows].astype(wide)                             #                         (br, dv)
             Li = L[rows]                                            #                         (br,)
             Di = D[rows]                                            #                         (br,)
-            Sij = rule.scores(Qi, Kj, rows, cols, kind)             # (5) scores once more    (br, bc)
-            Pij = np.exp(Sij - finite_or_zero(Li)[:, None])         # (6) P, normalised by L  (br, bc)
-            dVj = dVj + rounded(Pij, V.dtype).T @ dOi               # (7) dV += Pᵀ dO         (bc, dv)
-            dPij = dOi @ Vj.T                                       # (8) dP = dO Vᵀ          (br, bc)
-            dSij = Pij * (dPij - Di[:, None])                       # (9) dS = P ∘ (dP − D)   (br, bc)
+            Sij = rule.scores(Qi, Kj, rows, cols, kind)             # (6) scores once more    (br, bc)
+            Pij = np.exp(Sij - finite_or_zero(Li)[:, None])         # (7) P, normalised by L  (br, bc)
+            dVj = dVj + rounded(Pij, V.dtype).T @ dOi               # (8) dV += Pᵀ dO         (bc, dv)
+            dPij = dOi @ Vj.T                                       # (9) dP = dO Vᵀ          (br, bc)
+            dSij = Pij * (dPij - Di[:, None])                       # (10) dS = P ∘ (dP − D)   (br, bc)
             if dB is not None:
                 dB[rows, cols] = dSij
-            dSij = rounded(rule.chain(dSij, Qi, Kj), Q.dtype)       # (10) through softcap and scale
-            dQ[rows] += dSij @ Kj                                   # (11) dQ += dS K, in memory (br, d)
-            dKj = dKj + dSij.T @ Qi                                 # (12) dK += dSᵀ Q        (bc, d)
+            dSij = rounded(rule.chain(dSij, Qi, Kj), Q.dtype)       # (11) through softcap and scale
+            dQ[rows] += dSij @ Kj                                   # (12) dQ += dS K, in memory (br, d)
+            dKj = dKj + dSij.T @ Qi                                 # (13) dK += dSᵀ Q        (bc, d)
 
-        dK[cols] = dKj                                              # (13) store dKj, dVj
+        dK[cols] = dKj                                              # (14) store dKj, dVj
         dV[cols] = dVj
     return dQ, dK, dV

@@ -56,7 +56,7 @@ def forward(q, k, v, *, algorithm="fa2", scale=None, causal=False, window=(-1, -
     Raises ValueError or TypeError, before anything is computed, for input that does not fit; the text has the numbers.
     """
     core = ALGORITHMS[inputs.check_choice("algorithm", algorithm, ALGORITHMS)]
-    kind = q
+    template = q
     q, k, v = inputs.same_kind(q=q, k=k, v=v)
     sizes = inputs.check_qkv(q, k, v)
     options = inputs.check_options(
@@ -77,7 +77,7 @@ def forward(q, k, v, *, algorithm="fa2", scale=None, causal=False, window=(-1, -
             if options.sink is not None:
                 O, L = merge(O, L, 0, options.sink[h])
             out[b, h], lse[b, h] = O, L
-    return Forward(inputs.in_kind(out, kind), inputs.in_kind(lse, kind))
+    return Forward(inputs.in_kind(out, template), inputs.in_kind(lse, template))
 
 
 def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None, causal=False, window=(-1, -1),
@@ -90,16 +90,17 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
     summed to the bias's own shape. Raises as `forward` does, also for a dout, out or lse that does not belong.
     """
     core = ALGORITHMS[inputs.check_choice("algorithm", algorithm, ALGORITHMS)]
-    kind = q
-    dout, q, k, v, out, lse = inputs.same_kind(dout=dout, q=q, k=k, v=v, out=out, lse=lse)
+    template = q
+    dout, q, k, v, out, lse, dlse = inputs.same_kind(
+        optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
     sizes = inputs.check_qkv(q, k, v)
     B, Hq, _, Nq, Nk, _, dv_dim = sizes
     wide = inputs.accumulator(q.dtype)
     inputs.check_belongs("dout", dout, (B, Hq, Nq, dv_dim), q.dtype)
     inputs.check_belongs("out", out, (B, Hq, Nq, dv_dim), q.dtype)
-    lse = inputs.check_statistics("lse", lse, (B, Hq, Nq), wide)
+    lse = inputs.check_lse(lse, (B, Hq, Nq), wide)
     if dlse is not None:
-        dlse = inputs.check_statistics("dlse", inputs.to_numpy("dlse", dlse), (B, Hq, Nq), wide)
+        dlse = inputs.check_statistics("dlse", dlse, (B, Hq, Nq), wide)
     options = inputs.check_options(
         sizes, q.dtype, scale=scale, causal=causal, window=window, mask=mask, bias=bias, alibi_slopes=alibi_slopes,
         softcap=softcap, sink=sink, block_q=block_q, block_k=block_k, reverse=reverse)
@@ -126,10 +127,10 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
                 add_broadcast(dbias, dB, b, h)
             if sink is not None:
                 dsink[h] += sink_gradient(options.sink[h], dO, O, L, dL, wide)
-    grads = [dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)]
+    grads = [x.astype(q.dtype) for x in (dq, dk, dv)]
     grads += [None if dbias is None else dbias.astype(inputs.to_numpy("bias", bias).dtype)]
     grads += [None if dsink is None else dsink.astype(inputs.to_numpy("sink", sink).dtype)]
-    return Gradients(*(inputs.in_kind(x, kind) for x in grads))
+    return Gradients(*(inputs.in_kind(x, template) for x in grads))
 
 
 def head_rule(sizes, options, b, h):

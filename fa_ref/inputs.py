@@ -45,7 +45,7 @@ def to_numpy(name, x):
     """
     if is_torch(x):
         torch = sys.modules["torch"]
-        x = x.detach().cpu()
+        x = x.detach().cpu().resolve_neg()
         return x.view(torch.int16).numpy().view(bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
     if isinstance(x, np.ma.MaskedArray) or not isinstance(x, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {type(x).__name__}")
@@ -62,14 +62,17 @@ def in_kind(x, like):
     return torch.from_numpy(x).to(like.device)
 
 
-def same_kind(**arrays):
-    """Convert arrays that must be all NumPy or all torch on one device; returns them in the order given."""
-    places = {name: f"a torch tensor on {x.device}" if is_torch(x) else "a NumPy array" for name, x in arrays.items()}
-    converted = [to_numpy(name, x) for name, x in arrays.items()]
+def same_kind(optional=None, **arrays):
+    """Convert arrays that must be all NumPy or all torch on one device; they come back in the order given.
+
+    optional: the name of the one that may be None.
+    """
+    places = {name: f"a torch tensor on {x.device}" if is_torch(x) else "a NumPy array"
+              for name, x in arrays.items() if not (name == optional and x is None)}
     if len(set(places.values())) > 1:
         told = ", ".join(f"{name} is {place}" for name, place in places.items())
         raise TypeError(f"arrays of different kinds or devices: {told}")
-    return converted
+    return [to_numpy(name, x) if name in places else None for name, x in arrays.items()]
 
 
 # --- queries, keys, values ------------------------------------------------------------------------------------
@@ -123,15 +126,21 @@ def check_belongs(name, x, shape, dtype):
 
 
 def check_statistics(name, x, shape, wide):
-    """lse or dlse: this shape, float32 or float64, read in the accumulator dtype `wide`; +inf is refused."""
+    """lse or dlse: this shape, float32 or float64; returned in the accumulator dtype `wide`."""
     if x.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
     if x.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name} must be float32 or float64, got {x.dtype}")
-    if np.isposinf(x).any():
-        where = tuple(int(n) for n in np.argwhere(np.isposinf(x))[0])
-        raise ValueError(f"{name} is +inf at {where}; a row that sees no key has lse = -inf here, not +inf")
     return narrowed(name, x, wide)
+
+
+def check_lse(lse, shape, wide):
+    """As check_statistics; +inf, which others write for rows that see no key, is refused."""
+    lse = check_statistics("lse", lse, shape, wide)
+    if np.isposinf(lse).any():
+        where = tuple(int(n) for n in np.argwhere(np.isposinf(lse))[0])
+        raise ValueError(f"lse is +inf at {where}; a row that sees no key has lse = -inf here, not +inf")
+    return lse
 
 
 # --- options --------------------------------------------------------------------------------------------------
@@ -215,9 +224,13 @@ def check_number(name, x, wide=np.dtype("float64")):
     """A finite real number that stays finite in the accumulator dtype `wide`; returned as a Python float."""
     if isinstance(x, (bool, np.bool_)) or not isinstance(x, (numbers.Real, np.floating)):
         raise TypeError(f"{name} must be a real number, got {x!r}")
-    if not abs(float(x)) <= np.finfo(wide).max:
+    try:
+        number = float(x)
+    except OverflowError:  # a whole number beyond every float
+        number = math.inf
+    if not abs(number) <= float(np.finfo(wide).max):
         raise ValueError(f"{name} must be finite in {wide}, got {x}")
-    return float(x)
+    return number
 
 
 def check_softcap(x, wide=np.dtype("float64")):
@@ -275,14 +288,17 @@ def narrowed(name, x, wide, keep=False):
 
 def check_choice(name, x, known):
     """x must be one of the known names."""
-    if x not in known:
+    if not isinstance(x, str) or x not in known:
         raise ValueError(f"unknown {name} {x!r}; known are {', '.join(map(repr, known))}")
     return x
 
 
 def check_cu_seqlens(name, cu, tokens):
     """Cumulative lengths of packed sequences: whole numbers from 0 to `tokens`, never decreasing; as ints."""
-    cu = to_numpy(name, cu) if is_torch(cu) else np.asarray(cu)
+    try:
+        cu = to_numpy(name, cu) if is_torch(cu) or isinstance(cu, np.ndarray) else np.asarray(cu)
+    except ValueError:
+        raise ValueError(f"{name} must be one row of whole numbers, got {cu!r}") from None
     if cu.ndim != 1 or cu.size < 1:
         raise ValueError(f"{name} must be one row of at least one number, got shape {cu.shape}")
     if cu.dtype.kind not in "iu":

@@ -36,8 +36,8 @@ class Rule:
         unlimited = Nq + Nk                             # farther than any key is from any query
         self.Nq, self.Nk = Nq, Nk
         self.offset = Nk - Nq
-        self.left = unlimited if left < 0 else left
-        self.right = 0 if check_flag("causal", causal) else unlimited if right < 0 else right
+        self.left = unlimited if left < 0 else min(left, unlimited)
+        self.right = 0 if check_flag("causal", causal) else unlimited if right < 0 else min(right, unlimited)
         self.scale = check_number("scale", scale)
         self.softcap = check_softcap(softcap)
         self.alibi_slope = None if alibi_slope is None else check_number("alibi_slope", alibi_slope)
@@ -109,5 +109,8 @@ class Rule:
 
 
 def zero_unless(used, X):
-    """X (N, ·) with the rows that are not `used` (N,) set to zero by selection: 0·NaN is NaN, so never multiply."""
-    return X if used.all() else np.where(used[:, None], X, X.dtype.type(0))
+    """X (N, ·) with the rows that are not `used` (N,) set to zero by selection: 0·NaN is NaN, so never multiply.
+
+    Contiguous (a copy if it must be), so that the last bits depend on values alone and never on strides.
+    """
+    return np.ascontiguousarray(X if used.all() else np.where(used[:, None], X, X.dtype.type(0)))

@@ -2,7 +2,7 @@
 
 Algorithm 0 (forward) and Algorithm 3 (backward) of the FlashAttention paper, arXiv 2205.14135. The product Q Kᵀ is
 written out, read back for the softmax, written again as P and read again for P V: 4 passes over N² elements forward
-and 7 backward, which is all that is wrong with it.
+and 7 backward from the saved P, which is all that is wrong with it.
 
     forward                                   backward
     Algorithm 0 line 1   (1), (2)             Algorithm 3 line 1   (2)
@@ -11,8 +11,9 @@ and 7 backward, which is all that is wrong with it.
                                                           line 4   (6)
                                                           line 5   (7)
 
-Put right: the paper drops the scale τ in line 4 and 5 of Algorithm 3 (here it is part of `rule.chain`), and leaves
-rows open that see no key (here P, O and all their gradients are 0 and L is −inf).
+Put right: the paper drops the scale τ in line 1 of Algorithm 0 (here in `rule.scores`) and in lines 4 and 5 of
+Algorithm 3 (here in `rule.chain`), and leaves rows open that see no key (here P, O and all their gradients are 0 and L
+is −inf).
 """
 
 import numpy as np

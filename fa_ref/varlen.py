@@ -10,7 +10,7 @@ import numpy as np
 from fa_ref import heads, inputs
 
 
-def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *, mask=None, bias=None, alibi_slopes=None, **options):
+def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *, mask=None, bias=None, alibi_slopes=None, sink=None, **options):
     """Attention within each sequence. Returns the named tuple (out, lse).
 
     q (Hq, total_q, d), k (Hkv, total_k, d), v (Hkv, total_k, dv) → out (Hq, total_q, dv), lse (Hq, total_q).
@@ -18,58 +18,60 @@ def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *, mask=None, bias=None, alibi_
     have length 0. mask and bias broadcast to (Hq, total_q, total_k), of which only the blocks of the sequences are
     read; alibi_slopes (Hq,) or (S, Hq). All other options are those of `fa_ref.forward`. Raises as it does.
     """
-    kind = q
+    template = q
     q, k, v = inputs.same_kind(q=q, k=k, v=v)
-    spans, shared = check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, options)
+    sequences = cut(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, sink, options)
     out = np.empty((*q.shape[:2], v.shape[2]), q.dtype)
     lse = np.empty(q.shape[:2], inputs.accumulator(q.dtype))
-    for s, (rows, cols) in enumerate(spans):
-        out_s, lse_s = heads.forward(
-            q[None, :, rows], k[None, :, cols], v[None, :, cols], **options_of(s, rows, cols, shared), **options)
+    for rows, cols, own in sequences:
+        out_s, lse_s = heads.forward(q[None, :, rows], k[None, :, cols], v[None, :, cols], **own, **options)
         out[:, rows], lse[:, rows] = out_s[0], lse_s[0]
-    return heads.Forward(inputs.in_kind(out, kind), inputs.in_kind(lse, kind))
+    return heads.Forward(inputs.in_kind(out, template), inputs.in_kind(lse, template))
 
 
 def backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, mask=None, bias=None,
-             alibi_slopes=None, **options):
+             alibi_slopes=None, sink=None, **options):
     """Gradients of `forward`. Returns the named tuple (dq, dk, dv, dbias, dsink), shaped like what they belong to.
 
     dout and out (Hq, total_q, dv), lse and dlse (Hq, total_q); everything else as in `forward`.
     """
-    kind, bias_kind = q, bias
-    dout, q, k, v, out, lse = inputs.same_kind(dout=dout, q=q, k=k, v=v, out=out, lse=lse)
-    spans, shared = check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, options)
+    template = q
+    dout, q, k, v, out, lse, dlse = inputs.same_kind(
+        optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
+    sequences = cut(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, sink, options)
     wide = inputs.accumulator(q.dtype)
-    shape = (*q.shape[:2], v.shape[2])
-    inputs.check_belongs("dout", dout, shape, q.dtype)
-    inputs.check_belongs("out", out, shape, q.dtype)
-    inputs.check_statistics("lse", lse, q.shape[:2], wide)
+    Hq, total_q, total_k = *q.shape[:2], k.shape[1]
+    inputs.check_belongs("dout", dout, (Hq, total_q, v.shape[2]), q.dtype)
+    inputs.check_belongs("out", out, (Hq, total_q, v.shape[2]), q.dtype)
+    inputs.check_lse(lse, (Hq, total_q), wide)
     if dlse is not None:
-        dlse = inputs.check_statistics("dlse", inputs.to_numpy("dlse", dlse), q.shape[:2], wide)
+        dlse = inputs.check_statistics("dlse", dlse, (Hq, total_q), wide)
 
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    dbias = None if bias is None else np.zeros(shared["bias"].shape, wide)
-    dsink = None if options.get("sink") is None else np.zeros(len(q), wide)
-    for s, (rows, cols) in enumerate(spans):
+    dbias = None if bias is None else np.zeros((Hq, total_q, total_k), wide)
+    dsink = None if sink is None else np.zeros(Hq, wide)
+    for rows, cols, own in sequences:
         grads = heads.backward(
             dout[None, :, rows], q[None, :, rows], k[None, :, cols], v[None, :, cols], out[None, :, rows],
-            lse[None, :, rows], dlse=None if dlse is None else dlse[None, :, rows],
-            **options_of(s, rows, cols, shared), **options)
+            lse[None, :, rows], dlse=None if dlse is None else dlse[None, :, rows], **own, **options)
         dq[:, rows], dk[:, cols], dv[:, cols] = grads.dq[0], grads.dk[0], grads.dv[0]
         if bias is not None:
-            dbias[:, rows, cols] = grads.dbias[0]
-        if dsink is not None:
-            dsink += inputs.to_numpy("dsink", grads.dsink)
+            dbias[:, rows, cols] = grads.dbias
+        if sink is not None:
+            dsink += grads.dsink
     if bias is not None:
-        dbias = sum_to(dbias, tuple(bias_kind.shape)).astype(shared["bias"].dtype)
-    if dsink is not None:
-        dsink = dsink.astype(inputs.to_numpy("sink", options["sink"]).dtype)
-    return heads.Gradients(*(inputs.in_kind(x, kind) for x in (dq, dk, dv, dbias, dsink)))
+        bias = inputs.to_numpy("bias", bias)
+        dbias = sum_to(dbias, bias.shape).astype(bias.dtype)
+    if sink is not None:
+        dsink = dsink.astype(inputs.to_numpy("sink", sink).dtype)
+    return heads.Gradients(*(inputs.in_kind(x, template) for x in (dq, dk, dv, dbias, dsink)))
 
 
-def check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, options):
-    """Check everything at once, before the first sequence. Returns the (rows, cols) of each sequence, and the options
-    that must be cut per sequence: mask and bias (Hq, total_q, total_k), slopes (S, Hq)."""
+def cut(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, sink, options):
+    """Check everything, before the first sequence; then per sequence: its rows, its cols, and its part of the options.
+
+    bias and sink come in the accumulator dtype, so that their gradients are rounded once, after all sequences.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 3:
             raise ValueError(f"packed {name} must have 3 axes (heads, tokens, head dim), got shape {x.shape}")
@@ -80,25 +82,23 @@ def check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, 
         raise ValueError(f"cu_seqlens_q names {len(cu_q) - 1} sequences, cu_seqlens_k names {len(cu_k) - 1}")
     S = len(cu_q) - 1
     inputs.check_choice("algorithm", options.get("algorithm", "fa2"), heads.ALGORITHMS)
-    numbers = {name: x for name, x in options.items() if name != "algorithm"}
-    checked = inputs.check_options(sizes, q.dtype, mask=mask, bias=bias, **numbers)
+    others = {name: x for name, x in options.items() if name != "algorithm"}
+    checked = inputs.check_options(sizes, q.dtype, mask=mask, bias=bias, sink=sink, **others)
     slopes = inputs.check_options(sizes._replace(B=S), q.dtype, alibi_slopes=alibi_slopes).alibi_slopes
-    spans = [(slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])) for s in range(S)]
-    shared = {"mask": None if checked.mask is None else checked.mask[0],
-              "bias": None if checked.bias is None else checked.bias[0], "alibi_slopes": slopes}
-    return spans, shared
 
-
-def options_of(s, rows, cols, shared):
-    """mask, bias and slopes of sequence s."""
-    mask, bias, slopes = shared["mask"], shared["bias"], shared["alibi_slopes"]
-    return {"mask": None if mask is None else mask[:, rows, cols],
-            "bias": None if bias is None else bias[:, rows, cols],
-            "alibi_slopes": None if slopes is None else slopes[s]}
+    sequences = []
+    for s in range(S):
+        rows, cols = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
+        own = {"mask": None if mask is None else checked.mask[0, :, rows, cols],
+               "bias": None if bias is None else checked.bias[0, :, rows, cols].astype(inputs.accumulator(q.dtype)),
+               "alibi_slopes": None if alibi_slopes is None else slopes[s], "sink": checked.sink}
+        sequences.append((rows, cols, own))
+    return sequences
 
 
 def sum_to(x, shape):
     """x (Hq, total_q, total_k) summed over the axes along which an array of this shape was broadcast."""
-    lead = (1,) * (x.ndim - len(shape)) + shape
+    x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
+    lead = (1,) * (x.ndim - len(shape)) + tuple(shape)
     axes = tuple(a for a in range(x.ndim) if lead[a] == 1)
     return x.sum(axis=axes, keepdims=True).reshape(shape)

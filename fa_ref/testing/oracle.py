@@ -10,26 +10,16 @@ Letters: b batch, h query head, g its KV head, i query row, j key.
 """
 
 import math
+from collections import namedtuple
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-
-Forward = NamedTuple("Forward", [("out", np.ndarray), ("lse", np.ndarray)])  # (B, Hq, Nq, dv) and (B, Hq, Nq)
-
-
-class Backward(NamedTuple):
-    """Gradients in the shapes of their inputs: dbias in the bias's own, dsink (Hq,)."""
-
-    dq: np.ndarray | None = None
-    dk: np.ndarray | None = None
-    dv: np.ndarray | None = None
-    dbias: np.ndarray | None = None
-    dsink: np.ndarray | None = None
-
-
-Answer = NamedTuple("Answer", [(name, np.ndarray | None) for name in Forward._fields + Backward._fields])
+# out (B, Hq, Nq, dv) and lse (B, Hq, Nq); gradients in the shapes of their inputs, None for an input that is not there
+Forward = namedtuple("Forward", "out lse")
+Backward = namedtuple("Backward", "dq dk dv dbias dsink")
+Answer = namedtuple("Answer", Forward._fields + Backward._fields)
 
 
 class Row(NamedTuple):
@@ -48,8 +38,8 @@ class Row(NamedTuple):
     lse: float
 
 
-def visible(i: int, Nq: int, Nk: int, causal: bool, window: tuple[int, int], added: list[list[float]]) -> list[int]:
-    """The keys that query row i sees; `added` holds the row's mask and bias, where -inf hides."""
+def visible(i: int, Nq: int, Nk: int, causal: bool, window: tuple[int, int], added: list) -> list[int]:
+    """The keys that query row i sees; `added` holds the row's mask and bias as lists, where -inf hides."""
     here = i + Nk - Nq  # the last query stands at the last key
     left, right = window
     return [
@@ -64,7 +54,7 @@ def visible(i: int, Nq: int, Nk: int, causal: bool, window: tuple[int, int], add
 
 def softmax(logits: np.ndarray) -> tuple[np.ndarray, float]:
     """Weights and log-sum-exp of the logits; no logit above -inf means weights 0 and -inf."""
-    m = max(logits, default=-math.inf)
+    m = logits.max(initial=-math.inf)
     if m == -math.inf:
         return np.zeros(len(logits)), -math.inf
     weights = np.exp(logits - m)
@@ -108,7 +98,7 @@ def forward(q, k, v, **options) -> Forward:
 
 
 def backward(dout, q, k, v, *, dlse=None, scale=None, bias=None, sink=None, **options) -> Backward:
-    """Gradients of sum(out * dout) + sum(lse * dlse). A row that sees no key gives its dlse to the sink alone."""
+    """Gradients of sum(out * dout) + sum(lse * dlse). A row that sees no key gives its dlse to the sink."""
     dout, dlse, q, k, v, bias, sink = map(wide, (dout, dlse, q, k, v, bias, sink))
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
@@ -130,11 +120,12 @@ def backward(dout, q, k, v, *, dlse=None, scale=None, bias=None, sink=None, **op
 
 def solve(problem) -> Answer:
     """All answers to a `Problem`; the gradients are None if it has neither dout nor dlse."""
-    out, lse = forward(problem.q, problem.k, problem.v, **problem.options)
+    arrays = (problem.q, problem.k, problem.v)
+    out, lse = forward(*arrays, **problem.options)
     if problem.dout is None and problem.dlse is None:
-        return Answer(out, lse, *Backward())
+        return Answer(out, lse, *[None] * 5)
     dout = np.zeros(out.shape) if problem.dout is None else problem.dout
-    return Answer(out, lse, *backward(dout, problem.q, problem.k, problem.v, dlse=problem.dlse, **problem.options))
+    return Answer(out, lse, *backward(dout, *arrays, dlse=problem.dlse, **problem.options))
 
 
 def wide(x) -> np.ndarray | None:

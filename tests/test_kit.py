@@ -1,0 +1,495 @@
+"""The conformance kit: what it draws, that every property can fail, what it reports, whom it can ask."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import strategies as st
+
+from fa_ref.testing import (
+    PROPERTIES,
+    Problem,
+    Recipe,
+    Result,
+    Supports,
+    adapters,
+    check,
+    oracle,
+    recipes,
+    replay,
+    suite,
+)
+from fa_ref.testing.building import AXES, DTYPES
+from fa_ref.testing.layouts import LAYOUTS
+from fa_ref.testing.recipe import CHOICES
+from fa_ref.testing.registry import IMPLEMENTATIONS, coverage_table
+from fa_ref.testing.running import try_property
+from fa_ref.testing.unread import unread_keys, visible
+
+RIGHT = IMPLEMENTATIONS["fa2"].fn
+EVERYTHING = IMPLEMENTATIONS["fa2"].supports
+quietly = {"database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def drawn(supports=None, count=300, always=()):
+    """The first `count` recipes, always the same ones."""
+    found = []
+
+    @seed(0)
+    @settings(max_examples=count, phases=[Phase.generate], **quietly)
+    @given(recipes(supports, always))
+    def draw(recipe):
+        found.append(recipe)
+
+    draw()
+    return found
+
+
+# --- recipes --------------------------------------------------------------------------------------------------
+
+def test_a_seed_line_brings_the_recipe_back():
+    for recipe in drawn():
+        assert Recipe.parse(str(recipe)) == recipe
+
+
+def test_a_seed_line_says_only_what_is_special():
+    assert str(Recipe(Nq=2, Nk=3, causal=True, window=(1, -1), seed=7)) == "Nq=2 Nk=3 causal=True window=1,-1 seed=7"
+    assert str(Recipe()) == "seed=0"
+
+
+@pytest.mark.parametrize("line, told", [
+    ("Nq", "Nq"), ("rows=3", "rows=3"), ("Nq=-1", "-1"), ("Nq=x", "'x'"), ("Nq=1.5", "1.5"), ("window=3", "3"),
+    ("causal=2", "2"), ("sink=1", "1"), ("dtype=int8", "int8"), ("softcap=a", "'a'"), ("Hq=3 Hkv=2", "3 and 2"),
+    ("logits=None", "None"), ("d=None", "None"), ("causal=top-left mask=bool", "top-left"), ("layout=odd", "odd"),
+    ("logits=-1", "-1"), ("softcap=-2", "-2"),
+])
+def test_a_seed_line_that_means_nothing_is_refused(line, told):
+    with pytest.raises(ValueError, match=told):
+        Recipe.parse(line)
+
+
+def test_the_same_recipe_builds_the_same_bits():
+    for recipe in drawn(count=50):
+        once, again = vars(recipe.build()), vars(recipe.build())
+        for name, x in once.items():
+            same = x.tobytes() == again[name].tobytes() if isinstance(x, np.ndarray) else x == again[name]
+            assert same, f"{name} of {recipe}"
+
+
+def test_a_changed_option_leaves_the_numbers_of_the_arrays():
+    plain = Recipe(Nq=3, Nk=4, d=2, seed=5)
+    for changes in ({"causal": True}, {"mask": "bool"}, {"sink": True}, {"gradients": True}, {"layout": "mixed"}):
+        assert np.array_equal(plain.build().v, plain.but(**changes).build().v)
+
+
+def test_logits_have_the_size_asked_for():
+    for recipe in (Recipe(Nq=40, Nk=40, d=8, logits=20.0, scale=s) for s in (None, 0.3, -0.7)):
+        problem = recipe.build()
+        scale = 8 ** -0.5 if recipe.scale is None else recipe.scale
+        assert 10 < (scale * problem.q @ problem.k.swapaxes(2, 3)).std() < 40
+
+
+def test_a_mask_without_empty_rows_leaves_every_row_a_key():
+    supports = Supports.everything(empty_rows=False)
+    for recipe in drawn(supports):
+        assert visible(recipe.build()).any(axis=-1).all(), recipe
+
+
+def test_visible_agrees_with_the_oracle():
+    for recipe in drawn(count=100):
+        problem = recipe.build()
+        seen = np.zeros(visible(problem).shape, bool)
+        for row in oracle.rows(problem.q, problem.k, **problem.options):
+            seen[row.b, row.h, row.i, row.keys] = True
+        assert np.array_equal(seen, visible(problem)), recipe
+
+
+# --- what is drawn --------------------------------------------------------------------------------------------
+
+def kinds(recipe):
+    """The hard kinds and options that a recipe contains."""
+    problem = recipe.build()
+    seen, (block_q, block_k) = visible(problem), (recipe.block_q, recipe.block_k)
+    scale = recipe.d ** -0.5 if recipe.scale is None else recipe.scale
+    group = recipe.Hq // recipe.Hkv
+    with np.errstate(invalid="ignore"):
+        logits = scale * problem.q.astype(float) @ problem.k.astype(float).repeat(group, axis=1).swapaxes(2, 3)
+    poisoned = unread_keys(problem)[..., None] & np.isnan(problem.k)
+    found = {
+        "empty row": recipe.Nk > 0 and not seen.any(axis=-1).all(),
+        "row with keys beside an empty one": bool(seen.any() and not seen.any(axis=-1).all()),
+        "ragged tail": bool((block_q and recipe.Nq % block_q) or (block_k and recipe.Nk % block_k)),
+        "tile > length": (block_q or 0) > recipe.Nq > 0 or (block_k or 0) > recipe.Nk > 0,
+        "Nq < Nk": recipe.Nq < recipe.Nk,
+        "Nq > Nk": recipe.Nq > recipe.Nk,
+        "grouped heads": group > 1,
+        "several KV heads, grouped": group > 1 and recipe.Hkv > 1,
+        "|logit| > 100": bool((np.abs(np.where(seen, logits, 0)) > 100).any()),
+        "Nq = 0": recipe.Nq == 0,
+        "Nk = 0": recipe.Nk == 0,
+        "B = 0": recipe.B == 0,
+        "NaN in unread keys": bool(poisoned.any()),
+        "causal and window": bool(recipe.causal) and recipe.window != (-1, -1),
+        "mask and bias": recipe.mask != "none" and recipe.bias != "none",
+        "d > 64": recipe.d > 64,
+        "scale 0": recipe.scale == 0,
+        "scale < 0": recipe.scale is not None and recipe.scale < 0,
+    }
+    named = {f"layout {recipe.layout}", f"mask {recipe.mask}", f"mask axes {recipe.mask_axes}", recipe.dtype,
+             f"alibi {recipe.alibi}", f"bias {recipe.bias}"}
+    flags = ("reverse", "gradients", "dlse", "sink", "causal", "softcap", "bias_hides")
+    return {name for name, there in found.items() if there} | named | {name for name in flags if getattr(recipe, name)}
+
+
+ALL_KINDS = {
+    "empty row", "row with keys beside an empty one", "ragged tail", "tile > length", "Nq < Nk", "Nq > Nk",
+    "grouped heads", "several KV heads, grouped", "|logit| > 100", "Nq = 0", "Nk = 0", "B = 0", "NaN in unread keys",
+    "causal and window", "mask and bias", "d > 64", "scale 0", "scale < 0", "reverse", "gradients", "dlse", "sink",
+    "causal", "softcap", "bias_hides", "mask bool", "mask float", "alibi H", "alibi BH", *DTYPES,
+    *(f"layout {name}" for name in LAYOUTS),
+    *(f"mask axes {axes}" for axes in AXES), *(f"bias {axes}" for axes in AXES),
+}
+
+
+def test_300_draws_contain_every_hard_kind():
+    counts = Counter(kind for recipe in drawn(count=300) for kind in kinds(recipe))
+    assert ALL_KINDS - set(counts) == set()
+
+
+def test_most_rows_are_not_constant():
+    constant = total = 0
+    for recipe in drawn():
+        problem = recipe.build()
+        for name in ("q", "k", "v", "dout"):
+            if (x := getattr(problem, name)) is not None and x.size:
+                rows = x.reshape(-1, x.shape[-1])
+                constant += int((rows == rows[:, :1]).all(axis=1).sum())
+                total += len(rows)
+    assert constant / total <= 0.4, f"{constant} of {total} rows are constant"
+
+
+SOME_SUPPORTS = st.builds(
+    lambda flags, dtypes, dims, multiples, causal, scale, lse: Supports(
+        **flags, dtypes=dtypes, head_dims=dims, length_multiples=multiples, causal=causal, scale=scale, lse=lse),
+    st.fixed_dictionaries({name: st.booleans() for name in (
+        "window", "bool_mask", "float_mask", "bias", "alibi", "softcap", "sink", "dv_differs", "cross_lengths",
+        "zero_lengths", "grouped", "empty_rows", "gradients", "dlse", "strided", "unread_nan", "reverse")}),
+    st.sampled_from([("float32",), ("float64", "bfloat16")]), st.sampled_from([None, (2, 8)]),
+    st.sampled_from([(1, 1), (4, 2), (2, 3)]), st.sampled_from([None, "bottom-right", "top-left", "square"]),
+    st.sampled_from([None, "positive", "any"]), st.sampled_from([None, "natural", "base2"]))
+
+
+@settings(max_examples=300, **quietly)
+@given(st.data())
+def test_recipes_are_drawn_only_inside_supports(data):
+    supports = data.draw(SOME_SUPPORTS)
+    recipe = data.draw(recipes(supports))
+    assert supports.refusal(recipe) is None, f"{recipe} for {supports}"
+
+
+def test_draws_shrink_to_tiny_plain_problems():
+    def smallest(wanted):
+        return str(find(recipes(), wanted, settings=settings(max_examples=2000, derandomize=True, **quietly)))
+
+    assert smallest(lambda r: r.Nq >= 2 and r.causal) == "Nq=2 Nk=2 dtype=float64 causal=True"
+    assert smallest(lambda r: r.sink) == "dtype=float64 sink=True"
+    assert smallest(lambda r: r.mask == "bool" and r.Nk > 2) == "Nq=3 Nk=3 dtype=float64 mask=bool"
+
+
+def test_what_a_property_wants_is_in_all_its_problems():
+    for prop in PROPERTIES.values():
+        for recipe in drawn(EVERYTHING, 30, prop.always):
+            assert set(prop.always) - {"empty_rows"} <= recipe.abilities()
+
+
+@pytest.mark.parametrize("field, value", [
+    ("causal", "lower"), ("lse", "log2"), ("rule", "loose"), ("scale", True), ("dtypes", ("int8",)), ("dtypes", ()),
+    ("length_multiples", (64, 64))])
+def test_supports_that_mean_nothing_are_refused(field, value):
+    with pytest.raises(ValueError, match=field.replace("length_multiples", "64")):
+        Supports(**{field: value})
+
+
+# --- every property holds for the right ones ... --------------------------------------------------------------
+
+test_standard = suite(IMPLEMENTATIONS["standard"].fn, IMPLEMENTATIONS["standard"].supports, examples=30)
+test_fa1 = suite(IMPLEMENTATIONS["fa1"].fn, IMPLEMENTATIONS["fa1"].supports, examples=30)
+test_fa2 = suite(IMPLEMENTATIONS["fa2"].fn, IMPLEMENTATIONS["fa2"].supports, examples=30)
+
+
+def test_the_oracle_satisfies_what_it_can_be_asked():
+    def ask(problem):
+        wide = np.float64 if problem.q.dtype == np.float64 else np.float32
+        answer = oracle.solve(problem)
+        given = {name: x.astype(wide if name in ("lse", "dbias", "dsink") else problem.q.dtype)
+                 for name, x in answer._asdict().items() if x is not None}
+        return Result(**given)
+
+    report = check(ask, EVERYTHING.without("packed"), examples=30)
+    assert report.ok, str(report)
+
+
+# --- ... and fails for a wrong one ----------------------------------------------------------------------------
+
+def attention(problem, *, start=-math.inf, future=0):
+    """A plain answer (out, lse) with seams for faults: where the maximum starts, how far causal sees ahead."""
+    group = problem.q.shape[1] // problem.k.shape[1]
+    q, k, v = (x.astype(np.float32) for x in (problem.q, problem.k.repeat(group, 1), problem.v.repeat(group, 1)))
+    scale = q.shape[3] ** -0.5 if problem.scale is None else problem.scale
+    window = problem.window
+    if problem.causal:
+        problem = problem.replace(causal=False, window=(window[0], future if window[1] < 0 else min(future, window[1])))
+    S = np.where(visible(problem), scale * q @ k.swapaxes(2, 3), -np.inf)
+    m = S.max(axis=3, initial=start)
+    P = np.exp(S - m[..., None])
+    l = P.sum(axis=3)
+    out = (P @ v) / l[..., None]
+    return np.nan_to_num(out).astype(problem.q.dtype), (m + np.log(l)).astype(np.float32)
+
+
+def forgets_the_tail(problem):
+    """Right, but keys of a ragged last tile are not read."""
+    whole = problem.k.shape[2] // (problem.block_k or 1) * (problem.block_k or 1)
+    return RIGHT(problem.replace(k=problem.k[:, :, :whole], v=problem.v[:, :, :whole]))
+
+
+def changed(fn, **changes):
+    """fn with some fields of its answer changed by functions of (answer, problem)."""
+    return lambda p: replace(answer := fn(p), **{name: change(answer, p) for name, change in changes.items()})
+
+
+calls = Counter()
+
+
+def restless(problem):
+    """A different last bit in every second call."""
+    calls["restless"] += 1
+    answer = RIGHT(problem)
+    return replace(answer, out=np.nextafter(answer.out, np.float32(9))) if calls["restless"] % 2 else answer
+
+
+def forgets_empty_rows(problem):
+    """Allocates out with np.empty and writes only the rows that see a key."""
+    answer, out = RIGHT(problem), np.empty(problem.q.shape, problem.q.dtype)
+    seen = visible(problem).any(axis=3)
+    out[seen] = answer.out[seen]
+    return replace(answer, out=out)
+
+
+def scales_in_place(problem):
+    """Multiplies its argument by the scale."""
+    problem.q[...] *= problem.q.shape[3] ** -0.5
+    return RIGHT(problem.replace(scale=1.0))
+
+
+def tiles_the_heads(problem):
+    """Query head h uses KV head h % Hkv."""
+    group = problem.q.shape[1] // problem.k.shape[1]
+    return RIGHT(problem.replace(k=np.tile(problem.k, (1, group, 1, 1)), v=np.tile(problem.v, (1, group, 1, 1))))
+
+
+def leaks_between_sequences(problems):
+    """Packed sequences in which every query sees all keys."""
+    k, v = (np.concatenate([getattr(p, name) for p in problems], axis=2) for name in ("k", "v"))
+    return [RIGHT(p.replace(k=k, v=v)) for p in problems]
+
+
+PLAIN = Supports(cross_lengths=True, lse="natural")
+WRONG = {
+    "equals_the_oracle": [
+        (lambda p: RIGHT(p.replace(scale=1.0)), PLAIN),                                  # scale forgotten
+        (lambda p: Result(*attention(p, start=0.0)), PLAIN),                             # max seeded with 0
+        (lambda p: Result(*attention(p, future=1)), PLAIN.but(causal="bottom-right")),   # sees one key ahead
+    ],
+    "gradients_equal_the_oracles": [
+        (changed(RIGHT, dk=lambda a, p: a.dk * np.float32(p.q.shape[3] ** 0.5)), PLAIN.but(gradients=True)),
+        (lambda p: RIGHT(p.replace(dlse=None)), PLAIN.but(gradients=True, dlse=True)),   # dlse ignored
+    ],
+    "any_tiles_give_the_same": [(forgets_the_tail, PLAIN.but(tiles=(2, 3)))],
+    "either_direction_gives_the_same": [
+        (lambda p: RIGHT(p.replace(k=p.k[:, :, 1:], v=p.v[:, :, 1:]) if p.reverse else p), PLAIN.but(reverse=True))],
+    "parts_merge_to_the_whole": [
+        (changed(RIGHT, lse=lambda a, p: a.lse / np.float32(math.log(2))), PLAIN),       # base 2 taken for natural
+        (changed(RIGHT, lse=lambda a, p: np.zeros_like(a.lse)), PLAIN)],
+    "packed_is_a_loop_over_sequences": [(RIGHT, PLAIN.but(packed=leaks_between_sequences))],
+    "grouped_heads_are_repeated_heads": [(tiles_the_heads, PLAIN.but(grouped=True))],
+    "shifted_scores_move_only_lse": [
+        (lambda p: Result(*attention(p, start=0.0)), PLAIN),                             # max seeded with 0
+        (changed(RIGHT, lse=lambda a, p: -a.lse), PLAIN)],
+    "order_of_keys_is_free": [
+        (lambda p: RIGHT(p.replace(bias=0.1 * np.arange(p.k.shape[2], dtype=np.float32)[None])), PLAIN)],
+    "linear_in_the_values": [(lambda p: RIGHT(p.replace(v=p.v.clip(-2, 2))), PLAIN)],
+    "the_future_has_no_influence": [
+        (lambda p: Result(*attention(p, future=1)), PLAIN.but(causal="bottom-right")),
+        (lambda p: RIGHT(p.replace(mask=np.tri(p.q.shape[2], p.k.shape[2], dtype=bool), causal=False)),
+         PLAIN.but(causal="bottom-right", empty_rows=True, bool_mask=True))],            # top-left
+    "unread_storage_has_no_influence": [
+        (lambda p: Result(*attention(p)), PLAIN.but(unread_nan=True, bool_mask=True))],  # 0·NaN
+    "repeats_are_bitwise_equal": [(restless, PLAIN)],
+    "outputs_are_fully_written": [(forgets_empty_rows, PLAIN.but(bool_mask=True, empty_rows=True))],
+    "inputs_are_unchanged": [(scales_in_place, PLAIN)],
+    "shapes_and_dtypes": [
+        (changed(RIGHT, out=lambda a, p: a.out.astype(np.float64)), PLAIN),
+        (changed(RIGHT, lse=lambda a, p: a.lse[..., None]), PLAIN),
+        (changed(RIGHT, lse=lambda a, p: a.lse.astype(np.float16)), PLAIN)],
+    "empty_rows_raise_no_warning": [
+        (lambda p: Result(*attention(p)), PLAIN.but(bool_mask=True, empty_rows=True))],  # −inf − −inf, then nan_to_num
+}
+
+
+def test_every_property_has_a_wrong_implementation():
+    assert set(WRONG) == set(PROPERTIES)
+
+
+@pytest.mark.parametrize("name, fn, supports", [(name, *wrong) for name, wrongs in WRONG.items() for wrong in wrongs])
+def test_every_property_can_fail(name, fn, supports):
+    right = try_property(name, RIGHT, supports.but(packed=EVERYTHING.packed if supports.packed else None), examples=20)
+    assert right.status == "ok", right.detail
+    wrong = try_property(name, fn, supports, examples=200)
+    assert wrong.status == "failed"
+    again = replay(fn, supports, wrong.recipe, [name])
+    assert [row.status for row in again.rows] == ["failed"], "the seed line must bring the failure back"
+    assert f'--replay "{wrong.recipe}"' in wrong.detail
+
+
+@pytest.mark.parametrize("fn, told", [
+    (lambda p: 1 / 0, "ZeroDivisionError"), (lambda p: RIGHT(p).out, "must return a Result"),
+    (lambda p: Result(RIGHT(p).out), "lse must be a NumPy array"),
+    (lambda p: replace(RIGHT(p), out=RIGHT(p).out[:, :, :-1]), "has shape"),
+    (lambda p: replace(RIGHT(p), out=RIGHT(p).out * np.nan), "nan"),
+])
+def test_no_answer_is_a_failure_too(fn, told):
+    row = try_property("equals_the_oracle", fn, PLAIN, examples=20)
+    assert row.status == "failed" and told in row.detail
+
+
+# --- conventions of others ------------------------------------------------------------------------------------
+
+def test_base_2_and_plus_infinity_are_conventions_that_can_be_stated():
+    def base2(problem):
+        answer = RIGHT(problem)
+        return replace(answer, lse=np.where(np.isneginf(answer.lse), np.inf, answer.lse / math.log(2)))
+
+    stated = EVERYTHING.but(lse="base2", empty_lse=math.inf, packed=None)
+    assert check(base2, stated, examples=30).ok
+    for unstated in (stated.but(lse="natural"), stated.but(empty_lse=-math.inf)):
+        assert try_property("equals_the_oracle", base2, unstated).status == "failed"
+
+
+def test_what_cannot_be_asked_is_unsupported_never_ok():
+    rows = {row.name: row for row in check(RIGHT, Supports(), examples=5).rows}
+    assert {name for name, row in rows.items() if row.status == "unsupported"} == {
+        "gradients_equal_the_oracles", "any_tiles_give_the_same", "either_direction_gives_the_same",
+        "parts_merge_to_the_whole", "packed_is_a_loop_over_sequences", "grouped_heads_are_repeated_heads",
+        "the_future_has_no_influence", "unread_storage_has_no_influence", "empty_rows_raise_no_warning"}
+    assert rows["parts_merge_to_the_whole"].detail == "needs lse, cross_lengths"
+    torch_like = check(RIGHT, Supports(framework="torch"), examples=1, properties=["outputs_are_fully_written"])
+    assert [row.status for row in torch_like.rows] == ["unsupported"] and not torch_like.ok
+
+
+# --- reports --------------------------------------------------------------------------------------------------
+
+def test_a_report_tells_the_smallest_failing_problem():
+    report = check(lambda p: RIGHT(p.replace(scale=1.0)), PLAIN, properties=["equals_the_oracle", "shapes_and_dtypes"])
+    text = str(report)
+    assert (report.ok, report.exit_code) == (False, 1)
+    recipe = report.failures[0].recipe
+    assert (recipe.Nq, recipe.Nk, recipe.d) in {(1, 1, 2), (2, 2, 2)}, recipe
+    for told in ("equals_the_oracle", "failed", "shapes_and_dtypes", "ok", "expected", "times the bound", "float32",
+                 f"q (1, 1, {recipe.Nq}, {recipe.d})", f'--replay "{recipe}"'):
+        assert told in text
+
+
+def test_time_can_run_out():
+    names = ["equals_the_oracle", "inputs_are_unchanged"]
+    report = check(RIGHT, PLAIN, examples=100_000, time_budget=0.3, properties=names)
+    assert [row.status for row in report.rows] == ["out of time"] * 2
+    assert report.exit_code == 3 and 0 < report.rows[0].examples < 100_000
+
+
+def test_an_answer_that_varies_is_reported_with_its_problem():
+    def moody(problem):
+        calls["moody"] += 1
+        answer = RIGHT(problem)
+        return replace(answer, out=answer.out + 1) if calls["moody"] % 3 == 0 else answer
+
+    row = try_property("equals_the_oracle", moody, PLAIN)
+    assert row.status == "failed" and "not always" in row.detail and row.recipe is not None
+
+
+def test_the_same_seed_draws_the_same_problems():
+    def asked(seed):
+        seen = []
+        check(lambda p: seen.append(p.q.tobytes()) or RIGHT(p), PLAIN, seed=seed, examples=20,
+              properties=["equals_the_oracle"])
+        return seen
+
+    assert asked(1) == asked(1) != asked(2)
+
+
+@pytest.mark.parametrize("wrong", [{"examples": 0}, {"time_budget": 0}, {"properties": ["beauty"]}])
+def test_check_refuses_what_means_nothing(wrong):
+    with pytest.raises(ValueError):
+        check(RIGHT, PLAIN, **wrong)
+
+
+def test_replay_does_not_judge_a_problem_that_the_property_is_not_about():
+    report = replay(RIGHT, EVERYTHING, "Nq=2 Nk=3 causal=True")
+    statuses = {row.name: row.status for row in report.rows}
+    assert statuses["order_of_keys_is_free"] == "unsupported" and statuses["the_future_has_no_influence"] == "ok"
+    assert statuses["grouped_heads_are_repeated_heads"] == "unsupported"
+
+
+def test_suite_gives_pytest_one_test_per_property(tmp_path):
+    import subprocess
+    import sys
+
+    (tmp_path / "test_mine.py").write_text(
+        "from fa_ref.testing import Supports, suite\n"
+        "from fa_ref.testing.registry import IMPLEMENTATIONS\n"
+        "right = IMPLEMENTATIONS['fa2'].fn\n"
+        "test_right = suite(right, Supports(lse='natural'), examples=5)\n"
+        "test_wrong = suite(lambda p: right(p.replace(scale=2.0)), Supports(), examples=20)\n")
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "test_mine.py"],
+                         cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 1, run.stdout
+    assert "PASSED test_mine.py::test_right[equals_the_oracle]" in run.stdout
+    assert "FAILED test_mine.py::test_wrong[equals_the_oracle]" in run.stdout and "--replay" in run.stdout
+    assert "needs tiles" in run.stdout
+
+
+# --- whom it can ask ------------------------------------------------------------------------------------------
+
+def test_the_coverage_table_has_a_row_for_every_implementation():
+    lines = coverage_table().splitlines()
+    assert len(lines) == 2 + len(IMPLEMENTATIONS)
+    assert len({line.count("|") for line in lines}) == 1
+    assert "[`fa1`](fa_ref/fa1.py) | float64, float32, float16, bfloat16 | any | yes" in "\n".join(lines)
+
+
+def test_our_adapter_passes_only_what_is_set():
+    seen = []
+
+    def bare(q, k, v, **options):
+        seen.append(options)
+        return RIGHT(Problem(q, k, v)).out, None
+
+    ask, supports = adapters.fa_ref(bare)
+    ask(Recipe().build())
+    ask(Recipe(causal=True, block_k=3).build())
+    assert seen == [{}, {"causal": True, "block_k": 3}] and not supports.gradients and supports.packed is None
+
+
+@pytest.mark.parametrize("choice", CHOICES["layout"])
+def test_layouts_keep_the_numbers(choice):
+    recipe = Recipe(B=2, Hq=2, Hkv=2, Nq=3, Nk=4, d=2, gradients=True)
+    plain, other = recipe.build(), recipe.but(layout=choice).build()
+    for name in ("q", "k", "v"):
+        assert np.array_equal(getattr(plain, name), getattr(other, name))
+    strides = {name: getattr(other, name).strides for name in ("q", "k", "v", "dout")}
+    if choice not in ("contiguous", "read-only"):
+        assert strides != {name: getattr(plain, name).strides for name in strides}
+    assert other.q.flags.writeable == (choice != "read-only")
