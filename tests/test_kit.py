@@ -80,8 +80,10 @@ def test_the_same_recipe_builds_the_same_bits():
 
 
 def test_a_changed_option_leaves_the_numbers_of_the_arrays():
-    plain = Recipe(Nq=3, Nk=4, d=2, seed=5)
-    for changes in ({"causal": True}, {"mask": "bool"}, {"sink": True}, {"gradients": True}, {"layout": "mixed"}):
+    plain = Recipe(Nq=4, Nk=4, d=2, gradients=True, seed=5)
+    numbers = {getattr(plain.build(), name).tobytes() for name in ("q", "k", "v", "dout")}
+    assert len(numbers) == 4, "every array has numbers of its own"
+    for changes in ({"causal": True}, {"mask": "bool"}, {"sink": True}, {"gradients": False}, {"layout": "mixed"}):
         assert np.array_equal(plain.build().v, plain.but(**changes).build().v)
 
 
@@ -405,9 +407,9 @@ def test_a_report_tells_the_smallest_failing_problem():
 
 def test_time_can_run_out():
     names = ["equals_the_oracle", "inputs_are_unchanged"]
-    report = check(RIGHT, PLAIN, examples=100_000, time_budget=0.3, properties=names)
+    report = check(RIGHT, PLAIN, examples=3000, time_budget=0.3, properties=names)
     assert [row.status for row in report.rows] == ["out of time"] * 2
-    assert report.exit_code == 3 and 0 < report.rows[0].examples < 100_000
+    assert report.exit_code == 3 and 0 < report.rows[0].examples < 3000
 
 
 def test_an_answer_that_varies_is_reported_with_its_problem():

@@ -4,7 +4,8 @@ For one query row i and each key j that it sees; n = Nk + group·Nq + d + dv is 
 
     eps       spacing of the accumulator's numbers at 1 (float32; float64 for float64 inputs)
     u, tiny   rounding to the input dtype: relative, and absolute where its numbers end (2⁻²⁵ for float16)
-    r = eps (4 + n/4)                   exp and the division; a running sum of n terms of one sign
+    r = eps (4 + n/4)                         exp and the division; a running sum of n terms of one sign
+    chain = 1 − t², t = tanh(scale q·k / softcap)                 without a softcap: 1
     T_j = eps (2 + d/8) |scale| Σ|q||k|       the product q·k, a sum of d terms, and the scale
     a_j = T chain + 2 eps (|capped| + |mask| + |bias| + |ALiBi|)  everything that is rounded in one score
     e_j = r + a_j + mean a + eps |lse|        error of log P: own score, those in the denominator, maximum or lse
@@ -15,8 +16,7 @@ For one query row i and each key j that it sees; n = Nk + group·Nq + d + dv is 
     |Δg|   ≤ r |dO||V| + |ΔD|                 g = dO Vᵀ − D, so that dS = P g
     E_j = W |g| + (P + W) |Δg| + u |dS|       of dS, which is rounded before its products
     F_j = |scale| (E chain + |dS| (4 eps + 2 |t| chain T / softcap)) + (1 + |scale|) tiny
-                                              of scale·dS·(1 − t²), t = tanh(scale q·k / softcap); it may be
-                                              rounded before or after it is scaled
+                                              of scale·chain·dS, rounded before or after it is scaled
     |ΔdV| ≤ Wᵀ |dO|,  |ΔdQ| ≤ F |K|,  |ΔdK| ≤ Fᵀ |Q|
     |Δdbias| ≤ E + tiny, summed like dbias
     |Δdsink| ≤ Σ W |D| + (P + W) |ΔD|         P, e, W as above for a key with a = eps |sink|
@@ -24,6 +24,10 @@ For one query row i and each key j that it sees; n = Nk + group·Nq + d + dv is 
 At last everything is rounded to the dtype it is stored in; dK and dV of grouped heads may be stored head by head
 before they are summed. Where nothing is added up (an empty row, a key that nobody sees) the bound is 0: only 0 is
 right. What may not fit in the dtype (float16 ends at 65504) has an infinite bound, and so has all that follows.
+
+The constants are calibrated, not proved: over thousands of problems right code used up to 0.8 of a bound in float64
+and float32 (in float64 the oracle's own rounding counts too), and up to 0.99 in 16 bits, where u and tiny, which are
+exact, make up nearly all of it. `tests/test_tolerance.py` prints the table.
 """
 
 from typing import NamedTuple
