@@ -1,6 +1,6 @@
 """FlashAttention you can read, step through, measure and trust: the NumPy reference.
 
-The letters, the same in every file (a capital is one head's matrix or vector, a lower-case q, k, v the whole batch):
+The letters, the same in every file (capitals are one head's matrices and vectors; q, k, v, out, lse the whole batch):
 
     B           batch entries
     Hq, Hkv     query heads, key/value heads; head h uses key/value head h // (Hq / Hkv)
@@ -11,10 +11,16 @@ The letters, the same in every file (a capital is one head's matrix or vector, a
     i j         which tile of queries, of keys      rows cols   the slices of it
     Qi Kj Vj    (br, d) (bc, d) (bc, dv)            Sij Pij     (br, bc)  one tile; br ≤ Br, bc ≤ Bc
     m l acc     (br,) (br,) (br, dv)  running maximum, sum, and output not yet divided by l
-    D           (Nq,)  rowsum(dO ∘ O)               dX          gradient of the loss with respect to X
+    alpha       (br,)  exp(m_old − m_new): what sums made with the old maximum are worth under the new one
+    D           (Nq,)  rowsum(dO ∘ O) − dL          dX          gradient of the loss with respect to X
+    dB          (Nq, Nk)  gradient of the bias, which is that of the final scores
+    p           position of a query on the axis of the keys: p = i + Nk − Nq
+    rule kind   all options of a head; whether a tile is empty, partial or full
+    wide        the accumulator dtype: float64 for float64, else float32
 
-Q, K, V, O, L live in memory (HBM on a GPU); everything with an i or j, and m, l, acc, lives on chip (in fa1.py O, l and
-m live in memory too: that is its price). Read in this order: scores, online_softmax, standard, fa1, fa2, heads, varlen.
+Q, K, V, O, L live in memory (HBM on a GPU); everything with an i or j, and m, l, acc, lives on chip (in fa1.py O, l
+and m live in memory too: that is its price). Cores (`forward_head`, `backward_head`) check nothing; `forward` and
+`backward` check everything. Read in this order: scores, online_softmax, standard, fa1, fa2, heads, varlen.
 """
 
 from fa_ref.heads import ALGORITHMS, Forward, Gradients, backward, forward

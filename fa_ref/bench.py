@@ -90,7 +90,7 @@ def fastest(run, repeats=3):
 
 
 def extra_memory(run):
-    """Bytes at the peak that are gone, or part of the answer, at the end: peak minus what the answer itself takes."""
+    """Bytes allocated at the peak beyond the answer; None where tracemalloc sees nothing (torch)."""
     tracemalloc.start()
     answer = run()
     kept, peak = tracemalloc.get_traced_memory()

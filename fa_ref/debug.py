@@ -44,7 +44,7 @@ def main(argv=None):
     if options.run:
         O, *_ = core.forward_head(Q, K, V, rule, BR, BC)
     else:
-        print("Look at: p Qi   p Kj   p rows, cols   p m, l, acc   —   n: next line   c: next tile   q: leave")
+        print("Look at: p Qi   p Kj   p m, l, acc   then n (next line) and p Sij   —   c: next tile   q: leave")
         debugger = pdb.Pdb(nosigint=True, readrc=False)
         debugger.set_break(core.__file__, line_of(core.forward_head, "Sij = rule.scores("))
         debugger.rcLines.append("continue")                         # on from the first line to the breakpoint

@@ -10,7 +10,7 @@ import numpy as np
 
 from fa_ref import fa1, fa2, inputs, standard
 from fa_ref.online_softmax import finite_or_zero, merge, nonzero_or_one
-from fa_ref.scores import Rule, zero_unless
+from fa_ref.scores import Rule
 
 ALGORITHMS = {"standard": standard, "fa1": fa1, "fa2": fa2}
 
@@ -69,9 +69,9 @@ def forward(q, k, v, *, algorithm="fa2", scale=None, causal=False, window=(-1, -
     for b in range(sizes.B):
         for h in range(sizes.Hq):
             rule = head_rule(sizes, options, b, h)
-            sees, seen = rule.reach()
-            Q = zero_unless(sees, q[b, h])
-            K, V = zero_unless(seen, k[b, h // group]), zero_unless(seen, v[b, h // group])
+            live_queries, live_keys = rule.reach()
+            Q = zero_unless(live_queries, q[b, h])
+            K, V = zero_unless(live_keys, k[b, h // group]), zero_unless(live_keys, v[b, h // group])
             O, *statistics = core.forward_head(Q, K, V, rule, options.block_q, options.block_k, options.reverse)
             L = log_sum_exp(*statistics)
             if options.sink is not None:
@@ -94,7 +94,7 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
     dout, q, k, v, out, lse, dlse = inputs.same_kind(
         optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
     sizes = inputs.check_qkv(q, k, v)
-    B, Hq, _, Nq, Nk, _, dv_dim = sizes
+    B, Hq, Hkv, Nq, Nk, _, dv_dim = sizes
     wide = inputs.accumulator(q.dtype)
     inputs.check_belongs("dout", dout, (B, Hq, Nq, dv_dim), q.dtype)
     inputs.check_belongs("out", out, (B, Hq, Nq, dv_dim), q.dtype)
@@ -108,18 +108,20 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
     dq, dk, dv = (np.zeros(x.shape, wide) for x in (q, k, v))
     dbias = None if bias is None else np.zeros(tuple(bias.shape), wide)
     dsink = None if sink is None else np.zeros(Hq, wide)
-    group = sizes.Hq // sizes.Hkv
+    group = Hq // Hkv
     for b in range(B):
         for h in range(Hq):
             rule = head_rule(sizes, options, b, h)
-            sees, seen = rule.reach()
-            Q, O, dO = (zero_unless(sees, x[b, h]) for x in (q, out, dout))
-            K, V = zero_unless(seen, k[b, h // group]), zero_unless(seen, v[b, h // group])
+            live_queries, live_keys = rule.reach()
+            Q, O, dO = (zero_unless(live_queries, x[b, h]) for x in (q, out, dout))
+            K, V = zero_unless(live_keys, k[b, h // group]), zero_unless(live_keys, v[b, h // group])
             L, dL = lse[b, h], None if dlse is None else dlse[b, h]
+            live_dL = None if dlse is None else np.where(live_queries, dL, 0)
             statistics = (np.ones_like(L), L) if core is fa1 else (L,)
             dB = None if bias is None else np.zeros((Nq, Nk), wide)
             dQ, dK, dV = core.backward_head(
-                dO, Q, K, V, O, *statistics, rule, options.block_q, options.block_k, options.reverse, dL=dL, dB=dB)
+                dO, Q, K, V, O, *statistics, rule, options.block_q, options.block_k, options.reverse, dL=live_dL,
+                dB=dB)
             dq[b, h] = dQ
             dk[b, h // group] += dK
             dv[b, h // group] += dV
@@ -141,6 +143,14 @@ def head_rule(sizes, options, b, h):
         bias=None if options.bias is None else options.bias[b, h],
         alibi_slope=None if options.alibi_slopes is None else float(options.alibi_slopes[b, h]),
         softcap=options.softcap)
+
+
+def zero_unless(live, X):
+    """X (N, ·) with the rows that are not `live` (N,) set to zero by selection: 0·NaN is NaN, so never multiply.
+
+    Contiguous (a copy if it must be), so that the last bits depend on values alone and never on strides.
+    """
+    return np.ascontiguousarray(X if live.all() else np.where(live[:, None], X, X.dtype.type(0)))
 
 
 def log_sum_exp(*statistics):

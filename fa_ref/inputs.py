@@ -46,10 +46,20 @@ def to_numpy(name, x):
     if is_torch(x):
         torch = sys.modules["torch"]
         x = x.detach().cpu().resolve_neg()
-        return x.view(torch.int16).numpy().view(bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
+        if x.dtype == torch.bfloat16:
+            return x.view(torch.int16).numpy().view(bfloat16)
+        try:
+            return x.numpy()
+        except TypeError:
+            raise TypeError(f"{name} has dtype {x.dtype}, which NumPy does not know") from None
     if isinstance(x, np.ma.MaskedArray) or not isinstance(x, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {type(x).__name__}")
+        raise not_an_array(name, x)
     return np.asarray(x)
+
+
+def not_an_array(name, x):
+    """The error for what is neither a plain NumPy array nor a torch tensor."""
+    return TypeError(f"{name} must be a NumPy array or a torch tensor, got {type(x).__name__}")
 
 
 def in_kind(x, like):
@@ -69,6 +79,9 @@ def same_kind(optional=None, **arrays):
     """
     places = {name: f"a torch tensor on {x.device}" if is_torch(x) else "a NumPy array"
               for name, x in arrays.items() if not (name == optional and x is None)}
+    for name in places:
+        if not is_torch(arrays[name]) and not isinstance(arrays[name], np.ndarray):
+            raise not_an_array(name, arrays[name])
     if len(set(places.values())) > 1:
         told = ", ".join(f"{name} is {place}" for name, place in places.items())
         raise TypeError(f"arrays of different kinds or devices: {told}")
@@ -131,7 +144,7 @@ def check_statistics(name, x, shape, wide):
         raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
     if x.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name} must be float32 or float64, got {x.dtype}")
-    return narrowed(name, x, wide)
+    return in_accumulator(name, x, wide)
 
 
 def check_lse(lse, shape, wide):
@@ -172,14 +185,14 @@ def check_options(sizes, dtype, *, scale=None, causal=False, window=(-1, -1), ma
     wide = accumulator(dtype)
     full = (B, Hq, Nq, Nk)
     if alibi_slopes is not None:
-        alibi_slopes = narrowed("alibi_slopes", floating("alibi_slopes", alibi_slopes), wide)
+        alibi_slopes = in_accumulator("alibi_slopes", floating("alibi_slopes", alibi_slopes), wide)
         if alibi_slopes.shape not in ((Hq,), (B, Hq)):
             raise ValueError(f"alibi_slopes must have shape {(Hq,)} or {(B, Hq)}, got {alibi_slopes.shape}")
         if not np.isfinite(alibi_slopes).all():
             raise ValueError(f"alibi_slopes must be finite, got {alibi_slopes[~np.isfinite(alibi_slopes)][0]}")
         alibi_slopes = np.broadcast_to(alibi_slopes, (B, Hq))
     if sink is not None:
-        sink = narrowed("sink", floating("sink", sink), wide)
+        sink = in_accumulator("sink", floating("sink", sink), wide)
         if sink.shape != (Hq,):
             raise ValueError(f"sink must have shape {(Hq,)}, one logit per query head, got {sink.shape}")
         if np.isnan(sink).any() or np.isposinf(sink).any():
@@ -188,8 +201,8 @@ def check_options(sizes, dtype, *, scale=None, causal=False, window=(-1, -1), ma
         scale=check_number("scale", 1 / math.sqrt(d) if scale is None else scale, wide),
         causal=check_flag("causal", causal),
         window=check_window(window),
-        mask=None if mask is None else check_tile_shaped("mask", check_mask(to_numpy("mask", mask)), full, wide),
-        bias=None if bias is None else check_tile_shaped("bias", floating("bias", bias), full, wide),
+        mask=None if mask is None else check_scores_shaped("mask", check_mask(to_numpy("mask", mask)), full, wide),
+        bias=None if bias is None else check_scores_shaped("bias", floating("bias", bias), full, wide),
         alibi_slopes=alibi_slopes,
         softcap=check_softcap(softcap, wide),
         sink=sink,
@@ -257,13 +270,17 @@ def check_mask(mask):
     return mask
 
 
-def check_tile_shaped(name, x, full, wide):
-    """x must broadcast to `full` = (B, Hq, Nq, Nk); returned broadcast, without a copy of that size."""
+def check_scores_shaped(name, x, full, wide=np.dtype("float64")):
+    """x must broadcast to `full` = (B, Hq, Nq, Nk) or (Nq, Nk) and stay below +inf; returned broadcast, no copy."""
     try:
         x = np.broadcast_to(x, full)
     except ValueError:
-        raise ValueError(f"{name} of shape {x.shape} does not broadcast to (B, Hq, Nq, Nk) = {full}") from None
-    return x if x.dtype == bool else narrowed(name, x, wide, keep=True)
+        raise ValueError(f"{name} of shape {x.shape} does not broadcast to the shape of the scores, {full}") from None
+    if x.dtype == bool:
+        return x
+    if (x == np.inf).any():
+        raise ValueError(f"{name} holds +inf; scores must stay below it (-inf hides a key)")
+    return in_accumulator(name, x, wide, keep=True)
 
 
 def floating(name, x):
@@ -274,7 +291,7 @@ def floating(name, x):
     return x
 
 
-def narrowed(name, x, wide, keep=False):
+def in_accumulator(name, x, wide, keep=False):
     """x in the accumulator dtype. A finite number that would become infinite there is refused, not lost.
 
     `keep` checks only and returns x as it is: tiles of it are converted as they are loaded.

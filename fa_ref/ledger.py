@@ -7,12 +7,15 @@
 An array in HBM counts a read when it is sliced, which hands out a copy on chip, and a write when it is assigned to;
 any other use of it is an error until the ledger is closed (then `np.asarray` gives the numbers). Arrays made from it
 by `np.empty_like` and its kin live in HBM too; making them is free. On-chip arrays count the floating-point
-operations of `@`. Only cores of one head are metered; a batch costs B·Hq times as much.
+operations of `@`, and refuse all other products. Only cores of one head are metered (a batch costs B·Hq times as much),
+and not the arrays of the rule (mask, bias).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+
+OTHER_PRODUCTS = (np.dot, np.einsum, np.inner, np.outer, np.tensordot, np.vdot)
 
 
 @dataclass
@@ -98,8 +101,11 @@ class HBM:
             raise self._not_loaded()
         return np.array(self._cells, dtype=dtype)
 
-    def __array_ufunc__(self, *_, **__):
+    def refuse(self, *_, **__):
         raise self._not_loaded()
+
+    __array_ufunc__ = __eq__ = __bool__ = __iter__ = __contains__ = refuse
+    __hash__ = None
 
     def __array_function__(self, function, types, args, kwargs):
         if function not in (np.empty_like, np.zeros_like, np.full_like):
@@ -132,12 +138,19 @@ class OnChip(np.ndarray):
         if "out" in options:
             options["out"] = tuple(on_chip_cells(x) for x in options["out"])
         if ufunc is np.matmul:
+            if plain[0].ndim != 2 or plain[1].ndim != 2:
+                raise TypeError(f"@ of shapes {plain[0].shape} and {plain[1].shape}: only matrices are counted")
             (m, k), (_, n) = plain[0].shape, plain[1].shape
             self.ledger.matmul_flops += 2 * m * n * k
         return self._wrap(getattr(ufunc, method)(*plain, **options))
 
     def __array_function__(self, function, types, args, kwargs):
+        if function in OTHER_PRODUCTS:
+            raise TypeError(f"{function.__name__} is not counted: use @")
         return self._wrap(function(*(on_chip_cells(x) for x in args), **kwargs))
+
+    def dot(self, *_, **__):
+        raise TypeError("dot is not counted: use @")
 
     def _wrap(self, x):
         return OnChip.hold(x, self.ledger) if isinstance(x, np.ndarray) else x

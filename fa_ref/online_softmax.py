@@ -42,7 +42,7 @@ def rowsum(S):
 
 
 def naive(x):
-    """Two passes, as the textbook writes it: exp overflows float32 from 88.8 on, and inf/inf is NaN."""
+    """Two passes, as the textbook writes it: exp overflows float32 above 88.72, and inf/inf is NaN."""
     e = np.exp(x)
     return e / e.sum()
 
@@ -85,14 +85,20 @@ def blocked(x, Bc):
 def merge(out_a, lse_a, out_b, lse_b):
     """Attention over two disjoint sets of keys, from the results over each: returns (out, lse).
 
-    out_a, out_b (..., dv), lse_a, lse_b (...), NumPy arrays or numbers that broadcast. Commutative and
+    out_a, out_b (..., dv), lse_a, lse_b (...), NumPy arrays, or numbers that stand for all rows. Commutative and
     associative up to rounding; the identity is (0, −inf). A part of weight zero is never read: its out may hold
-    anything. out comes back in the dtype of the outs, lse in that of the lses (float32 at least).
+    anything. out comes back in the dtype of the outs, lse in that of the lses (float32 at least; a Python number takes
+    the dtype of its partner). Raises ValueError for shapes that do not belong together and for an lse of +inf.
     """
-    out_a, out_b = np.asarray(out_a), np.asarray(out_b)
-    lse_a, lse_b = np.asarray(lse_a), np.asarray(lse_b)
+    out_dtypes = [x.dtype for x in (out_a, out_b) if hasattr(x, "dtype") and x.dtype.kind not in "biu"]
     wide = np.result_type(lse_a, lse_b, np.float32)
-    lse_a, lse_b = lse_a.astype(wide), lse_b.astype(wide)
+    out_a, out_b = np.asarray(out_a), np.asarray(out_b)
+    lse_a, lse_b = np.asarray(lse_a, wide), np.asarray(lse_b, wide)
+    for out, lse in ((out_a, lse_a), (out_b, lse_b)):
+        if out.ndim and lse.ndim and out.shape[:-1] != lse.shape:
+            raise ValueError(f"out of shape {out.shape} belongs to an lse of shape {out.shape[:-1]}, got {lse.shape}")
+        if np.isposinf(lse).any():
+            raise ValueError("lse is +inf; a part that saw no key has lse = -inf here, not +inf")
 
     m = np.maximum(lse_a, lse_b)
     shift = finite_or_zero(m)
@@ -102,5 +108,4 @@ def merge(out_a, lse_a, out_b, lse_b):
     part_a = (weight_a / l)[..., None] * np.where(weight_a[..., None] > 0, out_a, 0)
     part_b = (weight_b / l)[..., None] * np.where(weight_b[..., None] > 0, out_b, 0)
 
-    floats = [x.dtype for x in (out_a, out_b) if x.dtype.kind not in "biu"]
-    return (part_a + part_b).astype(np.result_type(*floats) if floats else wide), m + np.log(l)
+    return (part_a + part_b).astype(np.result_type(*out_dtypes) if out_dtypes else wide), m + np.log(l)

@@ -1,6 +1,7 @@
 """What stands between Q Kᵀ and the softmax, as one Rule per head.
 
-A core asks its rule twice in every tile: `kind` (may this tile be skipped, or go unmasked?) and `scores`.
+A core asks its rule twice in every tile: `kind` (may this tile be skipped, or go unmasked?) and `scores`; the backward
+pass also asks for the `chain` rule.
 The order is: scale → softcap c·tanh(s/c) → bias and ALiBi → masks, which set hidden scores to −inf.
 
 Positions are aligned at the bottom right: query i stands at p = i + Nk − Nq on the axis of the keys, so that
@@ -17,7 +18,16 @@ p − left ≤ j ≤ p + right:
 
 import numpy as np
 
-from fa_ref.inputs import check_flag, check_mask, check_number, check_softcap, check_window
+from fa_ref.inputs import (
+    check_flag,
+    check_mask,
+    check_number,
+    check_scores_shaped,
+    check_softcap,
+    check_window,
+    floating,
+    to_numpy,
+)
 
 EMPTY, PARTIAL, FULL = "empty", "partial", "full"
 
@@ -41,9 +51,13 @@ class Rule:
         self.scale = check_number("scale", scale)
         self.softcap = check_softcap(softcap)
         self.alibi_slope = None if alibi_slope is None else check_number("alibi_slope", alibi_slope)
-        terms = [np.broadcast_to(check_mask(x), (Nq, Nk)) for x in (mask, bias) if x is not None]
+        terms = []
+        if mask is not None:
+            terms.append(check_scores_shaped("mask", check_mask(to_numpy("mask", mask)), (Nq, Nk)))
+        if bias is not None:
+            terms.append(check_scores_shaped("bias", floating("bias", bias), (Nq, Nk)))
         self.masks = [x for x in terms if x.dtype == bool]
-        self.biases = [x for x in terms if x.dtype != bool]
+        self.biases = [x for x in terms if x.dtype != bool]     # a float mask is a bias without a gradient
 
     def visible(self, rows, cols):
         """Which keys `cols` may which queries `rows` (slices) see: bool (br, bc)."""
@@ -94,23 +108,15 @@ class Rule:
         return dSij * self.scale
 
     def reach(self):
-        """(sees, seen): which queries see at least one key, bool (Nq,); which keys any query sees, bool (Nk,)."""
+        """Which queries see at least one key, bool (Nq,), and which keys are seen by at least one query, bool (Nk,)."""
         p, j = np.arange(self.Nq) + self.offset, np.arange(self.Nk)
-        sees = (p + self.right >= 0) & (p - self.left < self.Nk) & (self.Nk > 0)
-        seen = (j >= self.offset - self.left) & (j < self.offset + self.Nq + self.right) & (self.Nq > 0)
+        live_queries = (p + self.right >= 0) & (p - self.left < self.Nk) & (self.Nk > 0)
+        live_keys = (j >= self.offset - self.left) & (j < self.offset + self.Nq + self.right) & (self.Nq > 0)
         if self.masks or self.biases:
-            sees[:], seen[:] = False, False
+            live_queries[:], live_keys[:] = False, False
             for start in range(0, self.Nq, 64):              # strip by strip: no Nq × Nk array is made
                 rows = slice(start, min(start + 64, self.Nq))
                 strip = self.visible(rows, slice(0, self.Nk))
-                sees[rows] = strip.any(axis=1)
-                seen |= strip.any(axis=0)
-        return sees, seen
-
-
-def zero_unless(used, X):
-    """X (N, ·) with the rows that are not `used` (N,) set to zero by selection: 0·NaN is NaN, so never multiply.
-
-    Contiguous (a copy if it must be), so that the last bits depend on values alone and never on strides.
-    """
-    return np.ascontiguousarray(X if used.all() else np.where(used[:, None], X, X.dtype.type(0)))
+                live_queries[rows] = strip.any(axis=1)
+                live_keys |= strip.any(axis=0)
+        return live_queries, live_keys

@@ -1,8 +1,8 @@
 """Standard attention: S and P stand in memory, N × N each. The yardstick for everything that follows.
 
 Algorithm 0 (forward) and Algorithm 3 (backward) of the FlashAttention paper, arXiv 2205.14135. The product Q Kᵀ is
-written out, read back for the softmax, written again as P and read again for P V: 4 passes over N² elements forward
-and 7 backward from the saved P, which is all that is wrong with it.
+written out, read back for the softmax, written again as P and read again for P V: 4 passes over N² elements forward,
+7 backward from the saved P, and N² of memory. That is all that is wrong with it.
 
     forward                                   backward
     Algorithm 0 line 1   (1), (2)             Algorithm 3 line 1   (2)
@@ -28,8 +28,9 @@ def forward_head(Q, K, V, rule, Br=None, Bc=None, reverse=False):
     Br, Bc and reverse are taken so that all cores are called alike; nothing here is tiled.
     """
     P, L = probabilities(Q, K, rule)
-    O = np.empty_like(Q, shape=(len(Q), V.shape[1]), dtype=accumulator(Q.dtype))
-    O[:] = P[:].astype(O.dtype) @ V[:].astype(O.dtype)              # (5) read P and V, write O = P V
+    wide = accumulator(Q.dtype)
+    O = np.empty_like(Q, shape=(len(Q), V.shape[1]), dtype=wide)
+    O[:] = P[:].astype(wide) @ V[:].astype(wide)                    # (5) read P and V, write O = P V
     return O, L
 
 
@@ -56,9 +57,9 @@ def probabilities(Q, K, rule):
 def backward_head(dO, Q, K, V, O, L, rule, Br=None, Bc=None, reverse=False, dL=None, dB=None):
     """One head. dO (Nq, dv) → dQ (Nq, d), dK (Nk, d), dV (Nk, dv), in the accumulator dtype.
 
-    O (Nq, dv) and L (Nq,) are those of the forward pass, dL (Nq,) the gradient that reaches L. dB (Nq, Nk), if
-    given, is filled with the gradient of the final scores. Algorithm 3 keeps P from the forward pass; whoever did
-    not is given it here from S and L.
+    L (Nq,) is that of the forward pass, dL (Nq,) the gradient that reaches L. dB (Nq, Nk), if given, is filled with
+    the gradient of the final scores. Algorithm 3 keeps P from the forward pass; whoever did not is given it here from
+    S and L. O is not needed: D comes from P.
     """
     P = np.empty_like(Q, shape=(len(Q), len(K)))
     wide = accumulator(Q.dtype)
@@ -79,7 +80,7 @@ def gradients(dO, Q, K, V, P, rule, dL=None, dB=None):
 
     dV[:] = P[:].astype(wide).T @ dO[:].astype(wide)                # (2) read P and dO, write dV = Pᵀ dO
     dP[:] = dO[:].astype(wide) @ V[:].astype(wide).T                # (3) read dO and V, write dP = dO Vᵀ
-    Pall, dPall = P[:].astype(wide), dP[:]                          # (4) read P and dP, write dS
+    Pall, dPall = P[:].astype(wide), dP[:]                          # (4) read P and dP
     D = rowsum(Pall * dPall)                                        # (Nq,)
     if dL is not None:
         D = D - dL[:]
@@ -87,7 +88,7 @@ def gradients(dO, Q, K, V, P, rule, dL=None, dB=None):
     if dB is not None:
         dB[:] = dSall
     Qall, Kall = Q[:].astype(wide), K[:].astype(wide)
-    dS[:] = rule.chain(dSall, Qall, Kall)                           # (5) through softcap and scale
+    dS[:] = rule.chain(dSall, Qall, Kall)                           # (5) write dS, through softcap and scale
     dQ[:] = dS[:].astype(wide) @ Kall                               # (6) read dS, write dQ
     dK[:] = dS[:].astype(wide).T @ Qall                             # (7) read dS, write dK
     return dQ, dK, dV

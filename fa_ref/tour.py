@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from ml_dtypes import bfloat16
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -54,12 +55,12 @@ def agreement():
     console.rule("[bold]1. Does every algorithm compute attention?")
     console.print(
         f"Queries, keys and values (d = {q.shape[3]}) of a language model reading a text of {len(tokens)} tokens:\n"
-        f"{', '.join(names[h] for h in heads)}. The truth is computed in float64, key by key.\n"
-        "The bound is what rounding can explain at that element; 'used' is the error as a part of it.")
+        f"{', '.join(names[h] for h in heads)}.\n"
+        "The truth is computed in float64, row by row. Every element has a bound: what rounding can explain there.\n"
+        "Shown is the worst element of all results, the one whose error uses most of its bound. (In bfloat16 rounding\n"
+        "P and the result nearly fills it.)")
 
-    table = Table("algorithm", "dtype", "mask", "direction", "result", "largest error", "its bound", "used", "")
-    for column in (5, 6, 7):
-        table.columns[column].justify = "right"
+    table = tabled("algorithm", "dtype", "mask", "direction", "worst in", "error", "bound", "used", "", right=(5, 6, 7))
     ok, row_of = True, {}
     settings = [(dtype, causal) for dtype in (np.float32, bfloat16) for causal in (False, True)]
     with Progress(console=console, transient=True) as progress:
@@ -88,6 +89,14 @@ def agreement():
     return ok
 
 
+def tabled(*columns, right=()):
+    """An empty table that fits into 80 columns; `right` lists the columns of numbers."""
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
+    for column in right:
+        table.columns[column].justify = "right"
+    return table
+
+
 def order(key):
     """Rows by algorithm in the order of reading, then dtype, mask, direction."""
     algorithm, dtype, causal, direction = key
@@ -108,12 +117,18 @@ def narration():
     Q, K, V, rule = debug.tiny()
     console.rule("[bold]2. One tiny problem, step by step")
     console.print(
-        "FlashAttention-2 on 4 queries and 6 keys with d = 2, in tiles of 2 queries × 3 keys (scale 1).\n"
-        "After every step, acc / l is exactly the attention over the keys seen so far:\n")
-    show("Q", Q), show("Kᵀ", K.T), show("Vᵀ", V.T)
+        "FlashAttention-2 on 4 queries and 6 keys with d = 2, in tiles of 2 queries × 3 keys (scale 1).\n")
+    show("Q", Q)
+    show("Kᵀ", K.T)
+    show("Vᵀ", V.T)
+    show("Q Kᵀ", Q @ K.T)
+    console.print(
+        "\nm is the largest score so far, l the sum of exp(score − m), acc the sum of exp(score − m) V.\n"
+        "When m grows, acc shrinks (query 0, second tile). After every step acc / l is the attention over the keys\n"
+        "so far:")
     steps, (O, L) = watch_forward(Q, K, V, rule, debug.BR, debug.BC)
 
-    table = Table("tile i, j", "query", "keys seen", "m", "l", "acc", "acc / l", "plain softmax over these keys")
+    table = tabled("tile", "query", "keys", "m", "l", "acc", "acc / l", "plain softmax")
     ok = True
     for step in steps:
         rows, stop = step["rows"], step["cols"].stop
@@ -122,13 +137,15 @@ def narration():
         ok &= bool(np.allclose(so_far, plain, rtol=1e-12, atol=1e-12))
         for n in range(len(plain)):
             table.add_row(
-                f"{step['i']}, {step['j']}" if n == 0 else "", f"{rows.start + n}", f"0 … {stop - 1}",
+                f"{step['i']}, {step['j']}" if n == 0 else "", f"{rows.start + n}", f"0…{stop - 1}",
                 f"{step['m'][n]:.0f}", f"{step['l'][n]:.4f}", vector(step["acc"][n]), vector(so_far[n]),
                 vector(plain[n]), end_section=n == len(plain) - 1)
     console.print(table)
     plain, _ = standard.forward_head(Q, K, V, rule)
     ok &= bool(np.allclose(O, plain, rtol=1e-12, atol=1e-12))
-    show("Oᵀ", O.T), show("plain", plain.T), show("L", L[None])
+    show("Oᵀ", O.T)
+    show("plain", plain.T)
+    show("L", L[None])
     console.print("[green]ok[/]: equal\n" if ok else "[bold red]FAIL[/]: they differ\n")
     return ok
 
@@ -157,7 +174,7 @@ def watch_forward(Q, K, V, rule, Br, Bc):
 
 def vector(x):
     """A few numbers in a fixed width."""
-    return "  ".join(f"{n:8.4f}" for n in x)
+    return " ".join(f"{n:6.3f}" for n in x)
 
 
 def show(name, X):
@@ -178,9 +195,8 @@ def traffic(Br=64, Bc=64):
     console.rule("[bold]3. What moves through memory?")
     console.print(f"One head, N = {N}, d = {d}, tiles {Br} × {Bc}: elements read and written, counted while it ran.\n"
                   f"For comparison: N·d = {N * d:,}, N² = {N * N:,}.")
-    table = Table("algorithm", "direction", "read", "written", "together", "of standard", "matmul FLOPs")
-    for column in range(2, 7):
-        table.columns[column].justify = "right"
+    table = tabled("algorithm", "direction", "read", "written", "together", "of standard", "matmul FLOPs",
+                   right=range(2, 7))
     base = {}
     for direction in ("forward", "backward"):
         for name, core in ALGORITHMS.items():
@@ -189,6 +205,9 @@ def traffic(Br=64, Bc=64):
                 hbm = [led.hbm(x) for x in (Q, K, V)]
                 if direction == "forward":
                     core.forward_head(*hbm, rule, Br, Bc)
+                elif core is standard:                                  # starts from the P that its forward pass kept
+                    P, _ = standard.probabilities(Q, K, rule)
+                    standard.gradients(led.hbm(dO), *hbm, led.hbm(P), rule)
                 else:
                     core.backward_head(led.hbm(dO), *hbm, *(led.hbm(x) for x in answer), rule, Br, Bc)
             read, written = led.total("reads"), led.total("writes")
@@ -198,7 +217,8 @@ def traffic(Br=64, Bc=64):
                           end_section=core is fa2)
     console.print(table)
     console.print("Standard attention moves a multiple of N². FA1 moves O, l and m once per tile of keys, FA2 keeps\n"
-                  "them on chip and moves K and V once per tile of queries: larger tiles, less traffic.\n")
+                  "them on chip and moves K and V once per tile of queries: larger tiles, less traffic. Backward,\n"
+                  "standard reads the P that it kept; FA1 and FA2 keep none and form Q Kᵀ again: 5 products for 4.\n")
 
 
 # --- 4. the first breakpoint ----------------------------------------------------------------------------------
@@ -211,7 +231,8 @@ def first_breakpoint():
     console.rule("[bold]4. Look for yourself")
     console.print(f"Put the first breakpoint at [bold]{shown}:{two}[/], where a tile of scores is made "
                   f"(in FA1 it is fa1.py:{one}).\n"
-                  "[bold]make debug[/] does it for you with pdb; in VS Code press F5. Print Qi, Kj, Sij, m, l, acc.\n")
+                  "[bold]make debug[/] does it for you with pdb; in VS Code press F5.\n"
+                  "Print Qi, Kj, m, l, acc, and one line further Sij.\n")
 
 
 if __name__ == "__main__":

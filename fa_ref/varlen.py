@@ -15,8 +15,8 @@ def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *, mask=None, bias=None, alibi_
 
     q (Hq, total_q, d), k (Hkv, total_k, d), v (Hkv, total_k, dv) → out (Hq, total_q, dv), lse (Hq, total_q).
     cu_seqlens_q, cu_seqlens_k: S + 1 whole numbers from 0 to total_q or total_k, never decreasing; a sequence may
-    have length 0. mask and bias broadcast to (Hq, total_q, total_k), of which only the blocks of the sequences are
-    read; alibi_slopes (Hq,) or (S, Hq). All other options are those of `fa_ref.forward`. Raises as it does.
+    have length 0. mask and bias broadcast to (Hq, total_q, total_k); they are checked whole, and read in the blocks of
+    the sequences; alibi_slopes (Hq,) or (S, Hq). All other options are those of `fa_ref.forward`. Raises as it does.
     """
     template = q
     q, k, v = inputs.same_kind(q=q, k=k, v=v)
@@ -43,7 +43,7 @@ def backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, 
     Hq, total_q, total_k = *q.shape[:2], k.shape[1]
     inputs.check_belongs("dout", dout, (Hq, total_q, v.shape[2]), q.dtype)
     inputs.check_belongs("out", out, (Hq, total_q, v.shape[2]), q.dtype)
-    inputs.check_lse(lse, (Hq, total_q), wide)
+    lse = inputs.check_lse(lse, (Hq, total_q), wide)
     if dlse is not None:
         dlse = inputs.check_statistics("dlse", dlse, (Hq, total_q), wide)
 

@@ -40,6 +40,19 @@ def test_torchs_sdpa_passes(causal, dtype):
         "shifted_scores_move_only_lse", "linear_in_the_values", "repeats_are_bitwise_equal"}
 
 
+@pytest.mark.parametrize("causal", ["square", "top-left"])
+def test_the_flag_itself_is_asked_not_a_mask_in_its_place(causal):
+    lengths = set()
+
+    def watched(q, k, v, *, is_causal=False, **options):
+        if is_causal:
+            lengths.add((q.shape[2], k.shape[2]))
+        return sdpa(q, k, v, is_causal=is_causal, **options)
+
+    assert check(*adapters.sdpa(watched, causal=causal), examples=60, properties=["the_future_has_no_influence"]).ok
+    assert lengths and any(Nq != Nk for Nq, Nk in lengths) == (causal == "top-left")
+
+
 def test_sdpa_is_not_bottom_right():
     report = check(*adapters.sdpa(sdpa, causal="bottom-right"), examples=80)
     assert failed(report) >= {"equals_the_oracle", "gradients_equal_the_oracles", "the_future_has_no_influence"}
@@ -90,12 +103,14 @@ def test_sdpa_shares_memory_and_would_show_a_write():
 
 # --- flex_attention -------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_flex_attention_passes():
     names = ["equals_the_oracle", "parts_merge_to_the_whole"]       # 0.1 s per call without compilation
     report = check(*adapters.flex_attention(flex_attention), examples=15, properties=names)
     assert report.ok, str(report)
 
 
+@pytest.mark.slow
 def test_a_wrong_flex_attention_fails():
     def upside_down(q, k, v, *, score_mod, **options):
         return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: score_mod(s, b, h, j, i), **options)

@@ -52,6 +52,23 @@ def test_shapes_and_dtypes(algorithm, recipe):
         assert (gradient.shape, gradient.dtype) == (x.shape, x.dtype), name
 
 
+@algorithms
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_reaches_a_row_that_sees_no_key_goes_nowhere(algorithm, poison):
+    """dout and dlse of such a row may be anything (a loss on lse makes −inf of them): no key hears of it."""
+    rng = np.random.default_rng(0)
+    q, dout = rng.standard_normal((2, 1, 1, 4, 2))
+    k, v = rng.standard_normal((2, 1, 1, 2, 2))
+    dlse = rng.standard_normal((1, 1, 4))
+    options = {"algorithm": algorithm, "causal": True, "block_q": 3}    # rows 0 and 1 see nothing
+    out, lse = fa_ref.forward(q, k, v, **options)
+    clean = fa_ref.backward(dout, q, k, v, out, lse, dlse=dlse, **options)
+    dout[0, 0, :2], dlse[0, 0, :2] = poison, poison
+    poisoned = fa_ref.backward(dout, q, k, v, out, lse, dlse=dlse, **options)
+    for x, y in zip(clean[:3], poisoned[:3], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_what_was_not_given_has_no_gradient():
     x = np.ones((1, 1, 2, 1))
     grads = fa_ref.backward(x, x, x, x, *fa_ref.forward(x, x, x))
@@ -143,6 +160,16 @@ def test_no_bias_no_dB_and_no_dlse_no_dL(monkeypatch):
 
 
 # --- the small helpers ----------------------------------------------------------------------------------------
+
+def test_zero_unless_selects_and_never_multiplies():
+    X = np.array([[1, np.nan], [np.inf, 2], [3, -np.inf]], np.float16)
+    got = heads.zero_unless(np.array([False, True, False]), X)
+    assert got.dtype == X.dtype
+    np.testing.assert_array_equal(got, np.array([[0, 0], [np.inf, 2], [0, 0]]))
+    assert heads.zero_unless(np.ones(3, bool), X) is X                    # no copy where nothing is hidden
+    assert heads.zero_unless(np.ones(2, bool), X[::2]).flags.c_contiguous  # bits do not depend on strides
+    np.testing.assert_array_equal(heads.zero_unless(np.zeros(3, bool), X), np.zeros((3, 2)))
+
 
 def test_log_sum_exp_takes_what_the_cores_return():
     L = np.array([3 + np.log(2), -np.inf])

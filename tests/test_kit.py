@@ -222,6 +222,7 @@ test_fa1 = suite(IMPLEMENTATIONS["fa1"].fn, IMPLEMENTATIONS["fa1"].supports, exa
 test_fa2 = suite(IMPLEMENTATIONS["fa2"].fn, IMPLEMENTATIONS["fa2"].supports, examples=30)
 
 
+@pytest.mark.slow
 def test_the_oracle_satisfies_what_it_can_be_asked():
     def ask(problem):
         wide = np.float64 if problem.q.dtype == np.float64 else np.float32
@@ -370,6 +371,7 @@ def test_no_answer_is_a_failure_too(fn, told):
 
 # --- conventions of others ------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_base_2_and_plus_infinity_are_conventions_that_can_be_stated():
     def base2(problem):
         answer = RIGHT(problem)
@@ -445,6 +447,7 @@ def test_replay_does_not_judge_a_problem_that_the_property_is_not_about():
     assert statuses["grouped_heads_are_repeated_heads"] == "unsupported"
 
 
+@pytest.mark.slow
 def test_suite_gives_pytest_one_test_per_property(tmp_path):
     import subprocess
     import sys

@@ -148,12 +148,23 @@ def test_metering_does_not_change_the_answer(name):
 @pytest.mark.parametrize("use", [
     lambda X: X + 1, lambda X: np.exp(X), lambda X: X @ np.ones((2, 2)), lambda X: np.ones((2, 2)) @ X,
     lambda X: X.T, lambda X: X.sum(), lambda X: X.astype(np.float32), lambda X: np.sum(X), lambda X: np.asarray(X),
-    lambda X: np.where(True, X, 0), lambda X: X[:] + X, lambda X: X[:] @ X, lambda X: np.maximum(X[:], X)])
+    lambda X: np.where(True, X, 0), lambda X: X == 1, bool, list, lambda X: 1 in X,
+    lambda X: X[:] + X, lambda X: X[:] @ X, lambda X: np.maximum(X[:], X)])
 def test_an_array_in_memory_cannot_be_used_without_a_load(use):
     with Ledger() as led:
         X = led.hbm(np.ones((2, 2)), "X")
         with pytest.raises(TypeError, match="HBM"):
             use(X)
+
+
+@pytest.mark.parametrize("product", [
+    lambda X: np.dot(X, X), lambda X: X.dot(X), lambda X: np.einsum("ij,jk", X, X), lambda X: X @ X[0]])
+def test_products_are_made_with_the_matrix_operator_alone(product):
+    with Ledger() as led:
+        X = led.hbm(np.ones((2, 2)))[:]
+        with pytest.raises(TypeError, match="counted"):
+            product(X)
+        assert (X @ X).sum() == 8 and led.matmul_flops == 16
 
 
 def test_the_papers_figure():

@@ -202,6 +202,25 @@ def test_a_number_stands_for_a_part():
     assert out.tolist() == [[2], [0]] and close(lse, [math.log(2), 0], np.float32)
 
 
+@pytest.mark.parametrize("nothing", [0, 0.0, math.nan])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, bfloat16])
+def test_numbers_take_the_dtype_of_their_partner(nothing, dtype):
+    """The identity (0, −inf), as Python numbers, changes neither values nor widths."""
+    wide = np.float64 if dtype == np.float64 else np.float32
+    out, lse = merge(np.full((3, 2), 7, dtype), np.full(3, -3, wide), nothing, -math.inf)
+    assert (out.dtype, lse.dtype) == (dtype, wide)
+    assert (out == 7).all() and (lse == -3).all()
+
+
+@pytest.mark.parametrize(("parts", "words"), [
+    ((np.ones((3, 2)), np.zeros((3, 1)), np.ones((3, 2)), np.zeros(3)), ["(3, 2)", "(3,)", "(3, 1)"]),
+    ((np.ones((3, 2)), np.zeros(3), np.ones((3, 2)), np.array([0, np.inf, 0])), ["+inf"])])
+def test_parts_that_do_not_belong_together_are_refused(parts, words):
+    with pytest.raises(ValueError) as error:
+        merge(*parts)
+    assert all(word in str(error.value) for word in words)
+
+
 def test_the_parts_are_only_read():
     parts = [np.ones((3, 2)), np.zeros(3), np.full((3, 2), 5.0), np.ones(3)]
     before = [x.copy() for x in parts]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa_ref.scores import EMPTY, FULL, PARTIAL, Rule, zero_unless
+from fa_ref.scores import EMPTY, FULL, PARTIAL, Rule
 from fa_ref.testing import oracle
 
 
@@ -160,16 +160,6 @@ def test_reach_of_long_masks(N, dtype):
         np.testing.assert_array_equal(seen, np.arange(N) != hidden)
 
 
-def test_zero_unless_selects_and_never_multiplies():
-    X = np.array([[1, np.nan], [np.inf, 2], [3, -np.inf]], np.float16)
-    got = zero_unless(np.array([False, True, False]), X)
-    assert got.dtype == X.dtype
-    np.testing.assert_array_equal(got, np.array([[0, 0], [np.inf, 2], [0, 0]]))
-    assert zero_unless(np.ones(3, bool), X) is X                    # no copy where nothing is hidden
-    assert zero_unless(np.ones(2, bool), X[::2]).flags.c_contiguous  # bits do not depend on strides
-    np.testing.assert_array_equal(zero_unless(np.zeros(3, bool), X), np.zeros((3, 2)))
-
-
 def test_defaults_see_everything():
     sees, seen = Rule(2, 3, scale=1.0).reach()
     assert sees.all() and seen.all()
@@ -190,7 +180,11 @@ def test_a_huge_window_is_unlimited(huge):
     ({"scale": float("inf")}, ValueError, "scale.*inf"), ({"scale": True}, TypeError, "scale"),
     ({"causal": 1}, TypeError, "causal.*1"), ({"window": (-2, 0)}, ValueError, "-2"), ({"window": 3}, TypeError, "3"),
     ({"softcap": -1.0}, ValueError, "-1"), ({"alibi_slope": float("nan")}, ValueError, "alibi_slope.*nan"),
-    ({"mask": np.ones((2, 3), int)}, TypeError, "int64"), ({"mask": np.ones((3, 3), bool)}, ValueError, r"3.*2"),
+    ({"mask": np.ones((2, 3), int)}, TypeError, "int64"),
+    ({"mask": np.ones((3, 3), bool)}, ValueError, r"mask.*3, 3.*2, 3"),
+    ({"bias": np.ones((2, 3), bool)}, TypeError, "bias.*bool"), ({"bias": [1.0]}, TypeError, "bias.*list"),
+    ({"bias": np.full((2, 3), np.inf)}, ValueError, r"bias.*\+inf"),
+    ({"mask": np.full((2, 3), np.inf)}, ValueError, r"mask.*\+inf"),
 ])
 def test_options_out_of_range_are_refused(options, error, words):
     with pytest.raises(error, match=words):
