@@ -7,19 +7,17 @@
 
 A mutant is one module with one expression changed (`mutator.py` says how). It runs in a forked child, which imports the
 package with that module in place and works through the battery: direct checks against the oracle, then the tests, up to
-the first failure. A mutant that fails, or takes five times as long as the plain code, is killed. One that survives
+the first failure. A mutant that fails, or takes over five times as long as the plain code, is killed. One that survives
 shows a missing test, needless code, or no fault at all: then `mutants_equivalent.py` holds the reason. Exit code 1 if
 fewer than 95 % are killed or a survivor has no reason, 2 if the plain code does not pass.
 """
 
 import argparse
 import importlib.util
-import math
 import os
 import random
-import signal
+import resource
 import sys
-import time
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -108,13 +106,14 @@ def battery(mutant, cases, files):
     return next((code for code in runs if code), 0)                 # a file is only begun when those before it passed
 
 
-def start(mutant, cases, files):
-    """Fork a child that runs the battery: (its process id, the file that takes what it prints)."""
+def start(mutant, cases, files, limit):
+    """Fork a child that runs the battery for so many seconds: (its process id, the file that takes what it prints)."""
     log = TemporaryFile()
     if pid := os.fork():
         return pid, log
     code = 1
     try:
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))     # of the processor: the machine may be busy
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         sys.stdout = sys.stderr = open(1, "w", closefd=False)
@@ -127,26 +126,20 @@ def start(mutant, cases, files):
         os._exit(code)
 
 
-def outcomes(todo, cases, limit):
+def outcomes(todo, cases, limit=resource.RLIM_INFINITY):
     """Run the battery on each (mutant, files), two at a time. Yields its number, the seconds, and why it died or ""."""
     waiting, running = list(enumerate(todo))[::-1], {}
     while waiting or running:
         while waiting and len(running) < 2:
             n, (mutant, files) = waiting.pop()
-            pid, log = start(mutant, cases, files)
-            running[pid] = n, log, time.monotonic()
-        time.sleep(0.01)
-        for pid, (n, log, began) in list(running.items()):
-            seconds = time.monotonic() - began
-            late = seconds > limit
-            if late:
-                os.kill(pid, signal.SIGKILL)
-            done, status = os.waitpid(pid, 0 if late else os.WNOHANG)
-            if done:
-                del running[pid]
-                log.seek(0)
-                said = log.read().decode(errors="replace").strip() or f"exit status {status}"
-                yield n, seconds, "" if status == 0 else f"took over {limit:.3g} s" if late else said
+            pid, log = start(mutant, cases, files, limit)
+            running[pid] = n, log
+        pid, status, used = os.wait4(-1, 0)
+        n, log = running.pop(pid)
+        log.seek(0)
+        said = log.read().decode(errors="replace").strip() or f"status {status}"
+        stopped = os.WIFSIGNALED(status) and f"stopped after {limit} seconds"
+        yield n, used.ru_utime + used.ru_stime, "" if status == 0 else stopped or said
 
 
 # --- the count ------------------------------------------------------------------------------------------------
@@ -205,7 +198,7 @@ def main():
     cases, modules = judged(RECIPES), asked.module or MODULES
     console = Console(highlight=False, markup=False, emoji=False)
     console.print("the plain code first ...")
-    _, seconds, why = next(outcomes([(plain(modules[0]), test_files(modules[0]))], cases, math.inf))
+    _, seconds, why = next(outcomes([(plain(modules[0]), test_files(modules[0]))], cases))
     if why:
         console.print(f"{why}\n\nThe plain code does not pass; nothing can be said about mutants.")
         return 2
@@ -216,11 +209,12 @@ def main():
     verdicts = [(m, "") for m in found]
     with Progress(console=console, auto_refresh=False) as progress:  # no second thread: the children are forked
         task = progress.add_task(f"{len(found)} mutants", total=len(found))
-        for n, _, why in outcomes([(m, test_files(m.module)) for m in found], cases, max(30, 5 * seconds)):
+        for n, _, why in outcomes([(m, test_files(m.module)) for m in found], cases, 60 + 5 * int(seconds)):
             verdicts[n] = found[n], why
             progress.update(task, advance=1, refresh=True)
-            if not why:
-                console.print(f"{found[n].module}.py:{found[n].number} survives: {found[n].change}", soft_wrap=True)
+            if not why or why.startswith("stopped"):
+                fate = why or "survives"
+                console.print(f"{found[n].module}.py:{found[n].number} {fate}: {found[n].change}", soft_wrap=True)
 
     print(report(verdicts))
     if not asked.sample:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 
 import fa_ref
-from fa_ref import heads
+from fa_ref import heads, varlen
 from fa_ref.testing import oracle, tolerance
 from fa_ref.testing.problem import Result
 from fa_ref.testing.strategies import recipes
@@ -166,7 +166,7 @@ def test_zero_unless_selects_and_never_multiplies():
     got = heads.zero_unless(np.array([False, True, False]), X)
     assert got.dtype == X.dtype
     np.testing.assert_array_equal(got, np.array([[0, 0], [np.inf, 2], [0, 0]]))
-    assert heads.zero_unless(np.ones(3, bool), X) is X                    # no copy where nothing is hidden
+    assert heads.zero_unless(np.ones(3, bool), X) is X  # no copy where nothing is hidden
     assert heads.zero_unless(np.ones(2, bool), X[::2]).flags.c_contiguous  # bits do not depend on strides
     np.testing.assert_array_equal(heads.zero_unless(np.zeros(3, bool), X), np.zeros((3, 2)))
 
@@ -185,6 +185,15 @@ def test_the_gradient_of_a_bias_is_summed_to_its_shape(axes):
     for b, h in np.ndindex(2, 3):
         heads.add_broadcast(total, parts[b, h], b, h)
     np.testing.assert_allclose(total, oracle.sum_to(parts, total.shape), rtol=1e-12)
+
+
+@given(st.sampled_from(["1HQK", "11Q1", "HQK", "1QK", "HQ1", "QK", "1K", "Q1", "11", "K", "1", ""]))
+def test_the_gradient_of_a_packed_bias_is_summed_to_its_shape(axes):
+    sizes = {"H": 3, "Q": 4, "K": 5, "1": 1}
+    parts, shape = np.random.default_rng(0).standard_normal((3, 4, 5)), tuple(sizes[letter] for letter in axes)
+    total = varlen.sum_to(parts, shape)
+    assert total.shape == shape
+    np.testing.assert_allclose(total, oracle.sum_to(parts[None], shape), rtol=1e-12)
 
 
 def test_sink_gradient_is_that_of_a_key_whose_value_is_zero():

@@ -4,6 +4,7 @@
 """
 
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -34,6 +35,16 @@ def test_a_wrong_one_is_rejected(wrong, name):
     assert not row.detail.startswith("raised"), f"a crash is not the fault that was meant: {row.detail}"
     line = row.detail.rpartition('--replay "')[2].rstrip('"')
     assert replay(wrong.fn, wrong.supports, line, [name]).failures, f"{line} does not bring the failure back"
+
+
+@pytest.mark.parametrize("name", ["rescaling_inverted", "dQ_of_the_last_tile_only", "bias_of_the_first_tile"])
+def test_tiles_of_64_keys_that_cannot_be_changed_hide_nothing(name):
+    """Where tile sizes cannot be asked for, some problems are long enough for a second tile."""
+    wrong = WRONG[name]
+    fixed = replace(wrong, fn=lambda problem: wrong.fn(problem.replace(block_k=64)),
+                    supports=wrong.supports.but(tiles=(), long_lengths=(65, 130, 150)))
+    assert "failed" in {tried(prop, fixed, examples=100).status
+                        for prop in ("equals_the_oracle", "gradients_equal_the_oracles")}
 
 
 def test_every_property_rejects_a_wrong_one():

@@ -73,6 +73,7 @@ def suite(fn, supports=None, *, examples=100, seed=0, properties=None):
 
 def known(names):
     """The names of properties to try, all for None; ValueError for one that does not exist."""
+    names = (names,) if isinstance(names, str) else names
     for name in names or ():
         if name not in PROPERTIES:
             raise ValueError(f"unknown property {name!r}; known are {', '.join(PROPERTIES)}")

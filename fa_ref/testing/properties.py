@@ -122,7 +122,9 @@ def merge(answers, bounds):
 def packed_is_a_loop_over_sequences(fn, recipe, supports):
     """Sequences packed into one call get the answers that they get one by one (and dsink is the sum)."""
     problems = sequences(recipe, supports)
-    packed = call(supports.packed, problems, problems[0], recipe)
+    packed = list(call(supports.packed, problems, problems[0], recipe))
+    if len(packed) != len(problems):
+        fail(f"{len(problems)} packed sequences, but {len(packed)} results", problems[0], recipe)
     alone, bounds = [ask(fn, p, recipe, supports) for p in problems], [allowed(p, supports) for p in problems]
     dsink, of_dsink = total("dsink", alone), total("dsink", bounds)
     for problem, answer, want, bound in zip(problems, packed, alone, bounds, strict=True):
@@ -323,16 +325,11 @@ def storage(x):
 def shapes_and_dtypes(fn, recipe, supports):
     """out is shaped and typed like q (with v's channels), gradients like their inputs, lse float32 or wider."""
     problem = recipe.build()
-    answer = ask(fn, problem, recipe, supports)
-    expected = {"out": (*problem.q.shape[:3], problem.v.shape[3]), "lse": problem.q.shape[:3]}
+    answer = ask(fn, problem, recipe, supports)                     # looks at shapes
     for name in promised(problem, supports):
-        x = getattr(answer, name)
-        shape = expected[name] if name in expected else getattr(problem, name[1:]).shape
-        if x.shape != shape:
-            fail(f"{name} has shape {x.shape}, expected {shape}", problem, recipe)
-        exact = name in ("out", "dq", "dk", "dv")
-        if x.dtype != problem.q.dtype if exact else x.dtype not in (np.float32, np.float64):
-            fail(f"{name} has dtype {x.dtype}, expected {problem.q.dtype if exact else 'float32 or float64'}",
+        dtype, exact = getattr(answer, name).dtype, name in ("out", "dq", "dk", "dv")
+        if dtype != problem.q.dtype if exact else dtype not in (np.float32, np.float64):
+            fail(f"{name} has dtype {dtype}, expected {problem.q.dtype if exact else 'float32 or float64'}",
                  problem, recipe)
 
 

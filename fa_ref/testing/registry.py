@@ -1,4 +1,4 @@
-"""The implementations of this package, by name, each with what it supports. Tests, tour and README go through it.
+"""The implementations of this package, by name, each with what it supports. Tests and README go through it.
 
 Kernels add themselves with `register`. `python -m fa_ref.testing.registry` prints the coverage table of the README.
 """
@@ -32,18 +32,21 @@ def register(name, fn, supports, description, source):
     IMPLEMENTATIONS[name] = Implementation(fn, supports, description, source)
 
 
-for algorithm, description in {
-    "standard": "materialises S and P",
-    "fa1": "outer loop over tiles of keys; O, l and m travel to memory in every step",
-    "fa2": "outer loop over tiles of queries; one division at the end, only L is kept",
-}.items():
+def register_ours(algorithm, description):
+    """Enter one algorithm of `fa_ref.forward`."""
     functions = (fa_ref.forward, fa_ref.backward, varlen.forward, varlen.backward)
     forward, backward, packed, packed_backward = (partial(f, algorithm=algorithm) for f in functions)
     register(algorithm, *adapters.fa_ref(forward, backward=backward, packed=packed, packed_backward=packed_backward),
              description, f"fa_ref/{algorithm}.py")
 
-COLUMNS = {
-    "dtypes": lambda s: ", ".join(s.dtypes),
+
+register_ours("standard", "materialises S and P")
+register_ours("fa1", "outer loop over tiles of keys; O, l and m travel to memory in every step")
+register_ours("fa2", "outer loop over tiles of queries; one division at the end, only L is kept")
+
+SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+CAPABILITIES = {
+    "dtypes": lambda s: ", ".join(SHORT[name] for name in s.dtypes),
     "d": lambda s: "any" if s.head_dims is None else ", ".join(map(str, s.head_dims)),
     "dv ≠ d": lambda s: s.dv_differs,
     "lengths": lambda s: "any" if s.length_multiples == (1, 1) else "multiples of {}, {}".format(*s.length_multiples),
@@ -62,12 +65,12 @@ COLUMNS = {
 
 
 def coverage_table():
-    """Markdown: one row per implementation, one column per capability."""
-    rows = [["", *COLUMNS], ["---"] * (len(COLUMNS) + 1)]
-    for name, implementation in IMPLEMENTATIONS.items():
-        cells = [cell(implementation.supports) for cell in COLUMNS.values()]
-        words = [{True: "yes", False: "–"}.get(x, x) for x in cells]
-        rows.append([f"[`{name}`]({implementation.source})", *words])
+    """Markdown: one row per capability, one column per implementation."""
+    rows = [["", *(f"[`{name}`]({x.source})" for name, x in IMPLEMENTATIONS.items())]]
+    rows += [["---"] * len(rows[0])]
+    for name, cell in CAPABILITIES.items():
+        cells = [cell(x.supports) for x in IMPLEMENTATIONS.values()]
+        rows.append([name, *({True: "yes", False: "–"}.get(word, word) for word in cells)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

@@ -17,6 +17,7 @@ LOGITS = (1.0, 8.0, 60.0, 300.0)
 SCALES = {"positive": (1.0, 0.3), "any": (1.0, 0.3, 0.0, -0.7)}
 SOFTCAPS = (2.0, 0.5, 30.0)
 SELDOM = (False, False, True)  # shrinks to False
+RARELY = (*[False] * 9, True)
 
 
 @st.composite
@@ -35,9 +36,10 @@ def recipes(draw, supports=None, always=()):
     causal = use("causal") and (s.causal if s.causal == "top-left" else True)
     window = limits(pick, s.max_length) if causal != "top-left" and use("window") else (-1, -1)
     square = not use("cross_lengths", (False, True)) or (causal and s.causal == "square")
-    B, Nq, Nk = lengths(pick, s, square, standing=causal or window != (-1, -1))
+    long = bool(s.long_lengths) and pick("long", *RARELY)
+    B, Nq, Nk = lengths(pick, s, square, standing=causal or window != (-1, -1), long=long)
     group = pick("group", 2, 3) if use("grouped") else 1
-    Hkv = pick("Hkv", *range(1, max(1, min(3, s.max_heads // group)) + 1))
+    Hkv = 1 if long else pick("Hkv", *range(1, max(1, min(3, s.max_heads // group)) + 1))
     empty_rows, nan_unread = use("empty_rows"), use("unread_nan")
     masked = pick("masked", False, True) or empty_rows or nan_unread
     masks = [name for name in ("bool", "float") if getattr(s, f"{name}_mask")]
@@ -84,18 +86,23 @@ def limits(pick, longest):
     return -1 if sides == "right" else left, -1 if sides == "left" else right
 
 
-def lengths(pick, supports, square, standing):
+def lengths(pick, supports, square, standing, long=False):
     """(B, Nq, Nk), multiples of what is asked for; one problem in seven has a zero among them.
 
-    square: Nq = Nk. standing: a causal rule or a window is used, so that a query that stands before the first
-    key sees nothing; where rows without keys are not supported, neither that nor Nk = 0 is drawn.
+    long: of `supports.long_lengths`, with B = 1. square: Nq = Nk. standing: a causal rule or a window is used, so
+    that a query that stands before the first key sees nothing; where rows without keys are not supported, neither
+    that nor Nk = 0 is drawn.
     """
     s, (of_q, of_k) = supports, supports.length_multiples
     if square:
         of_q = of_k = math.lcm(of_q, of_k)
-    B = pick("B", 1, 2, 3)
-    Nq = of_q * pick("Nq", *range(1, max(1, s.max_length // of_q) + 1))
-    Nk = Nq if square else of_k * pick("Nk", *range(1, max(1, s.max_length // of_k) + 1))
+    B = 1 if long else pick("B", 1, 2, 3)
+    if long:
+        Nq = -(-pick("long Nq", *s.long_lengths) // of_q) * of_q
+        Nk = Nq if square else -(-pick("long Nk", *s.long_lengths) // of_k) * of_k
+    else:
+        Nq = of_q * pick("Nq", *range(1, max(1, s.max_length // of_q) + 1))
+        Nk = Nq if square else of_k * pick("Nk", *range(1, max(1, s.max_length // of_k) + 1))
     if standing and not s.empty_rows:
         Nk = max(Nk, -(-Nq // of_k) * of_k)
     if s.zero_lengths and pick("zero", *[False] * 6, True):

@@ -19,7 +19,8 @@ class Supports:
 
     dtypes: names out of float64, float32, float16, bfloat16.
     head_dims: the d (and dv) it takes; None is any. length_multiples: of Nq and Nk. max_length: the longest
-    sequence drawn. max_heads: the most query heads drawn.
+    sequence drawn. long_lengths: lengths drawn one time in ten, so that code with tiles of its own meets more than
+    one of them; () for none. max_heads: the most query heads drawn.
     causal: None; "bottom-right" (key j ≤ i + Nk − Nq); "square" (only Nq = Nk is asked, where both triangles
     agree); "top-left" (key j ≤ i: the problem then carries that triangle as its mask (Nq, Nk)).
     scale: None (always 1/√d), "positive", or "any" (0 and negative numbers too).
@@ -42,6 +43,7 @@ class Supports:
     head_dims: tuple[int, ...] | None = None
     length_multiples: tuple[int, int] = (1, 1)
     max_length: int = 12
+    long_lengths: tuple[int, ...] = (65, 130, 150)
     max_heads: int = 6
     causal: str | None = None
     window: bool = False
@@ -72,13 +74,20 @@ class Supports:
     rule: str = "element-wise"
 
     def __post_init__(self):
-        """ValueError for words that are not known."""
+        """ValueError for words that are not known, and for abilities that nothing can be drawn from."""
         for name, known in {"causal": CAUSAL, "scale": SCALE, "lse": LSE, "rule": RULES}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, known))}; got {getattr(self, name)!r}")
         unknown = set(self.dtypes) - set(DTYPES)
         if unknown or not self.dtypes:
             raise ValueError(f"dtypes must be some of {', '.join(DTYPES)}; got {self.dtypes!r}")
+        numbers = {"head_dims": self.head_dims or (1,), "length_multiples": self.length_multiples, "tiles": self.tiles,
+                   "max_length": (self.max_length,), "long_lengths": self.long_lengths, "max_heads": (self.max_heads,)}
+        for name, values in numbers.items():
+            if not all(type(n) is int and n >= 1 for n in values):
+                raise ValueError(f"{name} must be whole numbers of at least 1, got {getattr(self, name)!r}")
+        if self.head_dims == ():
+            raise ValueError("head_dims must name at least one head dim, or be None for any")
         if max(self.length_multiples) > self.max_length:
             raise ValueError(f"max_length {self.max_length} is below the length multiples {self.length_multiples}")
 
@@ -87,7 +96,7 @@ class Supports:
         """All of it, in the conventions of this package; then the changes."""
         full = {f.name: True for f in fields(cls) if f.type is bool}
         return cls(**full | {"dtypes": tuple(DTYPES), "causal": "bottom-right", "scale": "any",
-                             "lse": "natural", "tiles": (1, 2, 3, 4, 5, 7, 16)} | changes)
+                             "lse": "natural", "long_lengths": (), "tiles": (1, 2, 3, 4, 5, 7, 16)} | changes)
 
     def but(self, **changes):
         """A copy with some fields changed."""

@@ -25,7 +25,7 @@ class PropertyError(AssertionError):
 
 def call(fn, argument, problem, recipe, heard=None):
     """fn(argument); whatever it raises becomes a PropertyError. Its warnings go to the list `heard`, or nowhere."""
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, np.errstate(divide="warn", over="warn", invalid="warn"):
         warnings.simplefilter("always")
         try:
             return fn(argument)
@@ -43,18 +43,22 @@ def ask(fn, problem, recipe, supports):
 
 
 def in_our_terms(answer, problem, recipe, supports):
-    """The answer with its lse in natural logarithms, −inf for empty rows; PropertyError if a field is missing."""
+    """The answer with its lse in natural logarithms, −inf for empty rows.
+
+    PropertyError if a field is missing, of another shape, or holds no floating-point numbers.
+    """
     if not isinstance(answer, Result):
         fail(f"must return a Result, returned {type(answer).__name__}", problem, recipe)
-    for name in promised(problem, supports):
-        if not isinstance(getattr(answer, name), np.ndarray):
-            fail(f"{name} must be a NumPy array, got {type(getattr(answer, name)).__name__}", problem, recipe)
+    for name, shape in promised(problem, supports).items():
+        x = getattr(answer, name)
+        if not isinstance(x, np.ndarray) or x.dtype.kind not in "fV":       # V: bfloat16 and its kin
+            fail(f"{name} must be a floating NumPy array, got {getattr(x, 'dtype', type(x).__name__)}", problem, recipe)
+        if x.shape != shape:
+            fail(f"{name} has shape {x.shape}, expected {shape}", problem, recipe)
     if supports.lse is None:
         return answer
     lse = answer.lse * math.log(2) if supports.lse == "base2" else answer.lse
     empty = ~visible(problem).any(axis=-1) & (problem.sink is None)
-    if lse.shape != empty.shape:
-        return answer
     for index in map(tuple, np.argwhere(empty & (answer.lse != supports.empty_lse))):
         fail(f"lse{at(index)} of a row that sees no key is {answer.lse[index]}, expected {supports.empty_lse}",
              problem, recipe)
@@ -62,12 +66,13 @@ def in_our_terms(answer, problem, recipe, supports):
 
 
 def promised(problem, supports):
-    """The fields that an answer to this problem must have."""
-    names = ["out"] + ["lse"] * (supports.lse is not None)
+    """The shapes of the fields that an answer to this problem must have."""
+    rows = problem.q.shape[:3]
+    shapes = {"out": (*rows, problem.v.shape[3])} | ({} if supports.lse is None else {"lse": rows})
     if problem.dout is not None:
         given = [name for name in ("q", "k", "v", "bias", "sink") if getattr(problem, name) is not None]
-        names += [f"d{name}" for name in given]
-    return names
+        shapes |= {f"d{name}": getattr(problem, name).shape for name in given}
+    return shapes
 
 
 def allowed(problem, supports):
@@ -100,8 +105,6 @@ def agree(got, want, bound, problem, recipe, what=""):
         x, y, b = (getattr(r, name) for r in (got, want, bound))
         if x is None or y is None or b is None:
             continue
-        if x.shape != y.shape:
-            fail(f"{name} has shape {x.shape}, expected {y.shape}{what}", problem, recipe)
         error = tolerance.error(x, y)
         fraction = tolerance.fractions(error, b)
         wrong = np.argwhere(~(fraction <= 1))

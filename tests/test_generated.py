@@ -1,0 +1,41 @@
+"""What commands have written into README and docs is there, and is what they would write today where that is cheap."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import marks  # noqa: E402
+
+from fa_ref.testing.registry import IMPLEMENTATIONS, coverage_table  # noqa: E402
+
+VERIFICATION = ROOT / "docs" / "verification.md"
+
+
+def test_the_readme_shows_todays_coverage():
+    assert marks.read(ROOT / "README.md", "coverage") == coverage_table(), "run: python docs/generate.py coverage"
+
+
+def test_ten_thousand_problems_and_no_failure():
+    """The table of the kit has a column for every implementation and no failure."""
+    text = marks.read(VERIFICATION, "kit")
+    assert all(name in text.splitlines()[0] for name in IMPLEMENTATIONS)
+    problems, failures = re.search(r"^([\d,]+) problems, (\d+) failures", text, re.MULTILINE).groups()
+    assert int(problems.replace(",", "")) >= 10_000 * len(IMPLEMENTATIONS) and int(failures) == 0
+
+
+@pytest.mark.parametrize("name", ["mutants", "bench"])
+def test_measurements_have_been_written(name):
+    assert re.search(r"\d", marks.read(VERIFICATION, name)), f"nothing between the marks {name!r}"
+
+
+def test_filling_keeps_the_rest_of_the_file(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb\n")
+    marks.fill(page, "x", "new")
+    assert page.read_text() == "a\n<!-- x:begin -->\nnew\n<!-- x:end -->\nb\n"
+    with pytest.raises(ValueError, match="no marks"):
+        marks.fill(page, "y", "new")
