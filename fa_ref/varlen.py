@@ -47,7 +47,7 @@ def backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, 
     if dlse is not None:
         dlse = inputs.check_statistics("dlse", dlse, (Hq, total_q), wide)
 
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)   # every token belongs to a sequence
     dbias = None if bias is None else np.zeros((Hq, total_q, total_k), wide)
     dsink = None if sink is None else np.zeros(Hq, wide)
     for rows, cols, own in sequences:
@@ -61,7 +61,7 @@ def backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, 
             dsink += grads.dsink
     if bias is not None:
         bias = inputs.to_numpy("bias", bias)
-        dbias = sum_to(dbias, bias.shape).astype(bias.dtype)
+        dbias = sum_to(dbias[None], bias.shape).astype(bias.dtype)
     if sink is not None:
         dsink = dsink.astype(inputs.to_numpy("sink", sink).dtype)
     return heads.Gradients(*(inputs.in_kind(x, template) for x in (dq, dk, dv, dbias, dsink)))
@@ -97,8 +97,7 @@ def cut(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, sink, opt
 
 
 def sum_to(x, shape):
-    """x (Hq, total_q, total_k) summed over the axes along which an array of this shape was broadcast."""
-    x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
-    lead = (1,) * (x.ndim - len(shape)) + tuple(shape)
+    """x (1, Hq, total_q, total_k) summed over the axes along which an array of this shape was broadcast."""
+    lead = (1,) * (x.ndim - len(shape)) + shape
     axes = tuple(a for a in range(x.ndim) if lead[a] == 1)
-    return x.sum(axis=axes, keepdims=True).reshape(shape)
+    return x.sum(axis=axes).reshape(shape)

@@ -7,9 +7,9 @@
 
 A mutant is one module with one expression changed (`mutator.py` says how). It runs in a forked child, which imports the
 package with that module in place and works through the battery: direct checks against the oracle, then the tests, up to
-the first failure. A mutant that fails, or takes over five times as long as the plain code, is killed. One that survives
-shows a missing test, needless code, or no fault at all: then `mutants_equivalent.py` holds the reason. Exit code 1 if
-fewer than 95 % are killed or a survivor has no reason, 2 if the plain code does not pass.
+the first failure. A mutant that fails, or runs many times as long as the plain code, is killed. One that survives shows
+a missing test, needless code, or no fault at all: then `mutants_equivalent.py` holds the reason. Exit code 1 if fewer
+than 95 % are killed or a survivor has no reason, 2 if the plain code does not pass.
 """
 
 import argparse

@@ -12,8 +12,6 @@ WEIGHTLESS = "equivalent because what stands in for a part of weight zero is mul
 OTHER_WIDENS = "equivalent because the other operand is in the wide dtype, so NumPy widens this one itself"
 NOT_TILED = "equivalent because standard attention takes the direction only to be called like the others"
 SAME_SHAPE = "equivalent because Q has this shape already"
-ALL_TOKENS = "equivalent because every token belongs to a sequence, so every element is written to"
-RESHAPED = "equivalent because the sum is given its shape after it, with or without axes of length 1"
 
 D = "D = (dO.astype(wide) * O.astype(wide)).sum(axis=1)"
 BACKWARD = "def backward_head(dO, Q, K, V, O, L, rule, Br=None, Bc=None, reverse=False, dL=None, dB=None):"
@@ -45,8 +43,4 @@ EQUIVALENT = {
         "equivalent because the guard of the division reads a sum of 0 as 1",
     ("heads", D, "dO.astype(wide) → dO"): OTHER_WIDENS,
     ("heads", D, "O.astype(wide) → O"): OTHER_WIDENS,
-    ("varlen", "dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)", "np.zeros_like → np.ones_like"):
-        ALL_TOKENS,
-    ("varlen", "return x.sum(axis=axes, keepdims=True).reshape(shape)", "keepdims=True → (left out)"): RESHAPED,
-    ("varlen", "return x.sum(axis=axes, keepdims=True).reshape(shape)", "True → False"): RESHAPED,
 }

@@ -17,7 +17,10 @@ from fa_ref.testing.registry import IMPLEMENTATIONS
 right = IMPLEMENTATIONS["fa2"].fn
 supports = Supports(causal="bottom-right", cross_lengths=True, lse="natural")
 def bare(q, k, v, *, scale=None):
-    return fa_ref.forward(q, k, v, scale=scale)
+    return fa_ref.forward(q, k, v, scale=scale).out
+
+def pretends(q, k, v, **options):
+    return bare(q, k, v, **options)
 
 def attention(problem):
     return right(problem)
@@ -26,6 +29,14 @@ attention.supports = supports
 def top_left(problem):
     triangle = np.tri(problem.q.shape[2], problem.k.shape[2], dtype=bool)
     return right(problem.replace(causal=False, mask=triangle if problem.causal else None))
+
+calls = []
+def interrupted(problem):
+    calls.append(problem)
+    if len(calls) == 25:
+        raise KeyboardInterrupt
+    return right(problem)
+interrupted.supports = supports
 
 class Box:
     attention = staticmethod(attention)
@@ -78,7 +89,8 @@ def test_a_failure_is_told_and_its_line_replays_it(capsys):
     assert all(told in printed for told in ("q (1, 1, ", "float", "expected", "times the bound", "causal=True"))
     replay = printed.rpartition('--replay "')[2].partition('"')[0]
     code, printed = run(capsys, *wrong, "--replay", replay)
-    assert code == 1 and f'--replay "{replay}"' in printed
+    command = "python -m fa_ref check torch.nn.functional:scaled_dot_product_attention --as sdpa --causal bottom-right"
+    assert code == 1 and f'{command} --property equals_the_oracle --replay "{replay}"' in printed
     assert "unsupported" in line_of(printed, "order_of_keys_is_free")        # the problem is causal
     code, printed = run(capsys, *SDPA, "--replay", "Nq=2 Nk=3 seed=4", "--property", "equals_the_oracle")
     assert code == 0, printed
@@ -108,9 +120,12 @@ def test_without_a_backward_no_gradients_are_asked_for(capsys):
 
 
 def test_what_it_cannot_do_is_left_out(capsys, mine):
-    code, printed = run(capsys, f"{mine}:bare", "--as", "fa_ref", "--property", "equals_the_oracle")
+    code, printed = run(capsys, f"{mine}:bare", "--as", "fa_ref", "--examples", "5")
+    assert code == 0 and "needs lse" in line_of(printed, "parts_merge_to_the_whole"), printed
+    assert "does not have them: causal, window," in printed and "reverse, lse" in " ".join(printed.split())
+    code, printed = run(capsys, f"{mine}:pretends", "--as", "fa_ref", "--property", "equals_the_oracle")
     assert code == 1 and "unexpected keyword" in printed
-    code, printed = run(capsys, f"{mine}:bare", "--as", "fa_ref", "--property", "equals_the_oracle", "--without",
+    code, printed = run(capsys, f"{mine}:pretends", "--as", "fa_ref", "--property", "equals_the_oracle", "--without",
                         "causal,window,bool_mask,float_mask,bias,alibi,softcap,sink,tiles,reverse")
     assert code == 0, printed
 
@@ -128,6 +143,12 @@ def test_time_that_runs_out_has_its_own_code(capsys, mine):
     assert code == 3 and "out of time" in printed
 
 
+def test_ctrl_c_shows_what_there_is(capsys, mine):
+    code, printed = run(capsys, f"{mine}:interrupted", "--as", "problem", "--examples", "20")
+    assert code == 130 and "interrupted after 4 of " in printed
+    assert "ok" in line_of(printed, "equals_the_oracle") and "parts_merge_to_the_whole" not in printed
+
+
 def test_the_seed_decides_the_problems(capsys, mine):
     lines = [run(capsys, f"{mine}:top_left", "--as", "problem", "--supports", f"{mine}:supports", "--seed", s,
                  "--property", "equals_the_oracle")[1] for s in ("5", "5")]
@@ -142,7 +163,7 @@ def test_nothing_that_could_be_asked_is_no_success(capsys, mine):
 # --- wrong usage ----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("argv, told", [
-    (["nowhere.at_all:function", "--as", "problem"], "nowhere"),
+    (["nowhere.at_all:function", "--as", "problem"], "the folder of nowhere.py or set PYTHONPATH"),
     (["fa_ref:nothing", "--as", "fa_ref"], "nothing"),
     (["fa_ref.forward", "--as", "fa_ref"], "module:function"),
     (["fa_ref:forward"], "--as"),
@@ -170,9 +191,10 @@ def test_a_module_that_fails_on_import_is_told(capsys, tmp_path, monkeypatch):
     (tmp_path / "broken_for_check.py").write_text("raise RuntimeError('no GPU here')\n")
     monkeypatch.syspath_prepend(tmp_path)
     code, printed = run(capsys, "broken_for_check:f", "--as", "problem")
-    assert code == 2 and "no GPU here" in printed and "broken_for_check" in printed
+    assert code == 2 and "no GPU here" in printed and "broken_for_check" in printed and "PYTHONPATH" not in printed
 
 
 def test_help_names_the_properties_and_the_exit_codes(capsys):
     code, printed = run(capsys, "--help")
+    assert "out of causal, window, bool_mask, float_mask, bias, alibi," in " ".join(printed.split())
     assert code == 0 and "equals_the_oracle" in printed and "3 if the time" in " ".join(printed.split())

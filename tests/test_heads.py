@@ -69,6 +69,16 @@ def test_what_reaches_a_row_that_sees_no_key_goes_nowhere(algorithm, poison):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, bfloat16])
+def test_shapes_and_dtypes_of_packed_gradients(dtype):
+    q, k, v, sink, bias = (np.ones(shape, dtype) for shape in ((2, 3, 2), (1, 4, 2), (1, 4, 5), (2,), (3, 1)))
+    packed = {"q": q, "k": k, "v": v, "cu_seqlens_q": [0, 1, 3], "cu_seqlens_k": [0, 2, 4], "sink": sink, "bias": bias}
+    out, lse = varlen.forward(**packed)
+    assert (out.shape, out.dtype, lse.shape) == ((2, 3, 5), dtype, (2, 3))
+    for gradient, x in zip(varlen.backward(out, out=out, lse=lse, **packed), (q, k, v, bias, sink), strict=True):
+        assert (gradient.shape, gradient.dtype) == (x.shape, x.dtype)
+
+
 def test_what_was_not_given_has_no_gradient():
     x = np.ones((1, 1, 2, 1))
     grads = fa_ref.backward(x, x, x, x, *fa_ref.forward(x, x, x))
@@ -190,10 +200,10 @@ def test_the_gradient_of_a_bias_is_summed_to_its_shape(axes):
 @given(st.sampled_from(["1HQK", "11Q1", "HQK", "1QK", "HQ1", "QK", "1K", "Q1", "11", "K", "1", ""]))
 def test_the_gradient_of_a_packed_bias_is_summed_to_its_shape(axes):
     sizes = {"H": 3, "Q": 4, "K": 5, "1": 1}
-    parts, shape = np.random.default_rng(0).standard_normal((3, 4, 5)), tuple(sizes[letter] for letter in axes)
+    parts, shape = np.random.default_rng(0).standard_normal((1, 3, 4, 5)), tuple(sizes[letter] for letter in axes)
     total = varlen.sum_to(parts, shape)
     assert total.shape == shape
-    np.testing.assert_allclose(total, oracle.sum_to(parts[None], shape), rtol=1e-12)
+    np.testing.assert_allclose(total, oracle.sum_to(parts, shape), rtol=1e-12)
 
 
 def test_sink_gradient_is_that_of_a_key_whose_value_is_zero():

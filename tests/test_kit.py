@@ -382,6 +382,77 @@ def test_garbage_fails_properties_and_never_the_kit(garbage):
     assert statuses["equals_the_oracle"] == statuses["packed_is_a_loop_over_sequences"] == "failed"
 
 
+OTHER_SHAPES = {
+    "heads behind rows": lambda a: replace(a, out=a.out.swapaxes(1, 2)),
+    "lse with channels": lambda a: replace(a, lse=a.lse[..., None]),
+    "an axis less": lambda a: replace(a, out=a.out[0]),
+    "an axis more": lambda a: replace(a, out=a.out[None], lse=a.lse[None]),
+    "gradients of nothing": lambda a: replace(a, dq=np.zeros(3), dk=np.zeros(3), dv=np.zeros(3)),
+    "no numbers": lambda a: replace(a, out=np.zeros(a.out.shape, "V2")),
+}
+
+
+@pytest.mark.parametrize("wrong", OTHER_SHAPES)
+def test_other_shapes_fail_every_property_and_its_replay_with_the_same_words(wrong):
+    def packed(problems):
+        return [OTHER_SHAPES[wrong](a) for a in EVERYTHING.packed(problems)]
+
+    def ask(problem):
+        return OTHER_SHAPES[wrong](RIGHT(problem))
+
+    supports, line = EVERYTHING.but(packed=packed), "Hq=2 Nq=3 Nk=3 d=2 gradients=True"
+    report, again = check(ask, supports, examples=60), replay(ask, supports, line)
+    told = {"gradients of nothing": "dq has shape (3,)", "no numbers": "must be a floating NumPy array"}
+    without_gradients = {name for name, prop in PROPERTIES.items() if "gradients" in prop.without}
+    for row in report.rows:
+        if wrong == "gradients of nothing" and row.name in without_gradients:
+            assert row.status == "ok", row.detail                       # what nobody asked for is not looked at
+        else:
+            assert row.status == "failed" and told.get(wrong, "has shape") in row.detail, row
+    assert {row.status for row in again.rows} == {"failed", "unsupported"}
+
+
+@pytest.mark.parametrize("packed", [lambda problems: None, lambda problems: (1 / 0 for _ in problems)])
+def test_packed_answers_that_are_no_list_fail(packed):
+    row = try_property("packed_is_a_loop_over_sequences", RIGHT, PLAIN.but(packed=packed), examples=5)
+    assert row.status == "failed" and row.detail.startswith("raised ")
+
+
+def test_the_truth_is_that_of_the_inputs_before_the_call():
+    def doubles_q(problem):
+        problem.q[...] *= 2
+        return RIGHT(problem)
+
+    for name, supports in {"equals_the_oracle": PLAIN, "gradients_equal_the_oracles": EVERYTHING}.items():
+        assert try_property(name, doubles_q, supports.but(strided=False), examples=30).status == "failed"
+
+
+def test_a_nan_is_told_once_and_without_warnings(recwarn):
+    report = check(changed(RIGHT, out=lambda a, p: a.out * np.float32("nan")), PLAIN, examples=10)
+    rows, text = {row.name: row for row in report.rows}, str(report)
+    assert "expected nan" not in text and not recwarn.list
+    assert "nan, expected" in rows["equals_the_oracle"].detail
+    assert "is nan here already" in rows["order_of_keys_is_free"].detail
+    table = {line.split()[0]: line for line in text.partition("\n\n")[0].splitlines()}
+    assert "may follow" in table["order_of_keys_is_free"] and "may follow" not in table["equals_the_oracle"]
+    only = check(changed(RIGHT, out=lambda a, p: a.out * np.float32("nan")), PLAIN, examples=10,
+                 properties=["order_of_keys_is_free"])
+    assert "may follow" not in str(only)
+
+
+def test_the_same_crash_is_told_once():
+    text = " ".join(str(check(lambda p: 1 / 0, PLAIN.but(grouped=True), examples=3)).split())
+    assert text.count("ZeroDivisionError") == 1
+    assert "equals_the_oracle, repeats_are_bitwise_equal, outputs_are_fully_written" in text
+
+
+def test_what_may_follow_from_another_failure_comes_last():
+    names = ["linear_in_the_values", "shapes_and_dtypes", "equals_the_oracle"]
+    wrong = changed(RIGHT, out=lambda a, p: (a.out + 1).astype(np.float64))
+    report = check(wrong, PLAIN, examples=10, properties=names)
+    assert [[row.name for row in story] for story in report.stories()] == [[name] for name in names[1:] + names[:1]]
+
+
 # --- conventions of others ------------------------------------------------------------------------------------
 
 @pytest.mark.slow
@@ -416,7 +487,7 @@ def test_a_report_tells_the_smallest_failing_problem():
     recipe = report.failures[0].recipe
     assert (recipe.Nq, recipe.Nk, recipe.d) in {(1, 1, 2), (2, 2, 2)}, recipe
     for told in ("equals_the_oracle", "failed", "shapes_and_dtypes", "ok", "expected", "times the bound", "float32",
-                 f"q (1, 1, {recipe.Nq}, {recipe.d})", f'--replay "{recipe}"'):
+                 f"q (1, 1, {recipe.Nq}, {recipe.d})", f'replay(fn, supports, "{recipe}", ["equals_the_oracle"])'):
         assert told in text
 
 
@@ -475,7 +546,8 @@ def test_suite_gives_pytest_one_test_per_property(tmp_path):
                          cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 1, run.stdout
     assert "PASSED test_mine.py::test_right[equals_the_oracle]" in run.stdout
-    assert "FAILED test_mine.py::test_wrong[equals_the_oracle]" in run.stdout and "--replay" in run.stdout
+    assert "FAILED test_mine.py::test_wrong[equals_the_oracle]" in run.stdout
+    assert "replay with replay(fn, supports, " in run.stdout
     assert "needs tiles" in run.stdout
 
 
@@ -496,9 +568,34 @@ def test_our_adapter_passes_only_what_is_set():
         return RIGHT(Problem(q, k, v)).out, None
 
     ask, supports = adapters.fa_ref(bare)
+    assert ask.left_out == () and supports == Supports.everything().without("gradients", "dlse")
     ask(Recipe().build())
     ask(Recipe(causal=True, block_k=3).build())
     assert seen == [{}, {"causal": True, "block_k": 3}] and not supports.gradients and supports.packed is None
+
+
+def test_our_adapter_leaves_out_what_the_signature_lacks():
+    def forward(q, k, v, *, scale=None, causal=False, bias=None, block_k=None):
+        return RIGHT(Problem(q, k, v, scale=scale, causal=causal, bias=bias)).out
+
+    def backward(dout, q, k, v, out, lse, *, scale=None, causal=False):
+        problem = Problem(q, k, v, dout=dout, scale=scale, causal=causal)
+        return [getattr(RIGHT(problem), name) for name in ("dq", "dk", "dv", "dbias", "dsink")]
+
+    missing = ("window", "bool_mask", "float_mask", "alibi", "softcap", "sink", "tiles", "reverse", "lse")
+    ask, supports = adapters.fa_ref(forward, lse=adapters.gives_lse(forward))
+    assert ask.left_out == missing and supports.bias and supports.causal and supports.scale
+    report = check(ask, supports, examples=10)
+    assert report.ok and f"does not have them: {', '.join(missing)}" in " ".join(str(report).split())
+    assert f"does not have them: {', '.join(missing)}" in " ".join(str(replay(ask, supports, "Nq=2 Nk=2")).split())
+    ask, supports = adapters.fa_ref(forward, backward=backward, lse=False)
+    assert set(ask.left_out) == {*missing, "bias", "dlse"} and supports.gradients
+    assert check(ask, supports, examples=10, properties=["gradients_equal_the_oracles"]).ok
+
+
+def test_a_function_without_a_signature_is_asked_everything():
+    assert adapters.not_taken(dict, ["scale"]) == [] == adapters.not_taken(lambda **options: 0, ["scale"])
+    assert adapters.gives_lse(lambda q, k, v: 1 / 0) and adapters.gives_lse(lambda q, k, v: (q, k))
 
 
 @pytest.mark.parametrize("choice", CHOICES["layout"])

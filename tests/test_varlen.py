@@ -228,3 +228,12 @@ def test_nothing_to_attend_to(lengths):
     assert dq.shape == packed.q.shape and dk.shape == packed.k.shape and dv.shape == packed.v.shape
     assert not any(x.any() for x in (dq, dk, dv, dbias))
     assert np.allclose(dsink, packed.dlse.sum(axis=1))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_gradients_of_sink_and_bias_come_in_their_own_dtypes(dtype):
+    x = np.ones((2, 3, 2), np.float32)
+    options = {"sink": np.zeros(2, dtype), "bias": np.zeros((1, 2, 3, 3), dtype)}
+    out, lse = varlen.forward(x, x, x, [0, 1, 3], [0, 1, 3], **options)
+    grads = varlen.backward(x, x, x, x, out, lse, [0, 1, 3], [0, 1, 3], **options)
+    assert (grads.dsink.dtype, grads.dbias.dtype, grads.dbias.shape) == (dtype, dtype, (1, 2, 3, 3))

@@ -3,6 +3,7 @@
 An adapter takes a function and returns (ask, supports): ask(problem) -> Result, and what can be asked of it.
 """
 
+import inspect
 import math
 from dataclasses import replace
 
@@ -14,14 +15,23 @@ from fa_ref.testing.supports import Supports
 
 # --- our own signature ----------------------------------------------------------------------------------------
 
-def fa_ref(fn, *, backward=None, packed=None, packed_backward=None, dtypes=None):
+KEYWORDS = {                                                        # and the abilities that cannot be asked without
+    "scale": ("scale",), "causal": ("causal",), "window": ("window",), "mask": ("bool_mask", "float_mask"),
+    "bias": ("bias",), "alibi_slopes": ("alibi",), "softcap": ("softcap",), "sink": ("sink",), "block_q": ("tiles",),
+    "block_k": ("tiles",), "reverse": ("reverse",)}
+
+
+def fa_ref(fn, *, backward=None, packed=None, packed_backward=None, dtypes=None, lse=True):
     """`fa_ref.forward` and `fa_ref.backward`, or functions with their signatures, on NumPy arrays.
 
     Options are passed only where they are set. Without `backward` no gradients are asked for; without `packed`
     (and `packed_backward`, where there are gradients), which are like those of `fa_ref.varlen`, no packed sequences.
+    Abilities whose keyword fn or backward does not take are left out, and listed in `ask.left_out`. lse: False for
+    a function that returns out alone, as a bare array.
     """
     def ask(problem):
-        out, lse = fn(problem.q, problem.k, problem.v, **options_of(problem))
+        answer = fn(problem.q, problem.k, problem.v, **options_of(problem))
+        out, lse = (answer, None) if isinstance(answer, np.ndarray) else answer
         if problem.dout is None:
             return Result(out, lse)
         return Result(out, lse, *backward(problem.dout, problem.q, problem.k, problem.v, out, lse,
@@ -33,7 +43,31 @@ def fa_ref(fn, *, backward=None, packed=None, packed_backward=None, dtypes=None)
     can_pack = packed is not None and (backward is None or packed_backward is not None)
     everything = Supports.everything(packed=ask_packed if can_pack else None)
     everything = everything.but(dtypes=tuple(dtypes)) if dtypes else everything
-    return ask, everything if backward else everything.without("gradients", "dlse")
+    untaken = not_taken(fn, KEYWORDS) + (not_taken(backward, [*KEYWORDS, "dlse"]) if backward else [])
+    left_out = [ability for keyword in untaken for ability in KEYWORDS.get(keyword, (keyword,))]
+    left_out += [] if lse else ["lse"] + ["dlse"] * (backward is not None)
+    ask.left_out = tuple(dict.fromkeys(left_out))
+    return ask, everything.without(*ask.left_out, *([] if backward else ["gradients", "dlse"]))
+
+
+def not_taken(fn, keywords):
+    """Those of the keywords that fn does not take; none if it takes any, or has no signature that can be read."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return []
+    taken = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return [name for name in keywords if name not in taken]
+
+
+def gives_lse(fn):
+    """False if fn answers a call with arrays of one number with a bare array. If it raises, the check will tell."""
+    try:
+        return not isinstance(fn(*np.ones((3, 1, 1, 1, 1), np.float32)), np.ndarray)
+    except Exception:
+        return True
 
 
 def options_of(problem):

@@ -16,6 +16,7 @@ class Property:
 
     needs: abilities (fields of `Supports`) without which it cannot be asked. without: abilities left out of the
     problems drawn for it. always: abilities that all these problems use. numpy_only: it watches NumPy's memory.
+    conduct: it is about what the function does besides its numbers, and does not fail because they are wrong.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Property:
     without: tuple[str, ...]
     always: tuple[str, ...]
     numpy_only: bool
+    conduct: bool
 
     def refusal(self, supports):
         """Why an implementation with these abilities cannot be asked; None if it can."""
@@ -50,11 +52,12 @@ class Property:
             self.check(fn, recipe, supports)
 
 
-def asks(*needs, without=(), always=(), numpy_only=False):
+def asks(*needs, without=(), always=(), numpy_only=False, conduct=False):
     """Decorator that enters a check (fn, recipe, supports) into PROPERTIES under its own name."""
     def enter(check):
         name, sentence = check.__name__, check.__doc__.strip()
-        PROPERTIES[name] = Property(name, sentence, check, needs, tuple(without), tuple(always), numpy_only)
+        PROPERTIES[name] = Property(name, sentence, check, needs, tuple(without), tuple(always), numpy_only,
+                                    conduct)
         return PROPERTIES[name]
 
     return enter

@@ -3,13 +3,16 @@
     python -m fa_ref check torch.nn.functional:scaled_dot_product_attention --as sdpa --causal top-left
 
 The command ends with 0 if every property that could be asked held; 1 if one failed; 2 for wrong usage, a module that
-does not import, or nothing that could be asked; 3 if the time was up before every property got its problems.
+does not import, or nothing that could be asked; 3 if the time was up before every property got its problems; 130
+after Ctrl-C, with the properties that were finished.
 """
 
 import argparse
 import importlib
+import shlex
 import sys
 import time
+from dataclasses import fields
 
 from rich.console import Console
 from rich.progress import Progress
@@ -18,10 +21,11 @@ from fa_ref.testing import adapters
 from fa_ref.testing.building import DTYPES
 from fa_ref.testing.properties import PROPERTIES
 from fa_ref.testing.recipe import Recipe
-from fa_ref.testing.report import Report
+from fa_ref.testing.report import Report, story
 from fa_ref.testing.running import replay_property, try_property
 from fa_ref.testing.supports import CAUSAL, Supports
 
+ABILITIES = tuple(f.name for f in fields(Supports) if not f.default and f.name != "head_dims")
 ADAPTERS = ("sdpa", "flash_attn", "flex_attention", "fa_ref", "problem")
 
 
@@ -41,13 +45,14 @@ def check(fn, supports=None, *, examples=100, seed=0, time_budget=None, properti
     return Report(tuple(
         try_property(name, fn, supports or Supports(), examples=examples, seed=seed, stop_at=stop_at,
                      on_example=lambda name=name: progress and progress(name))
-        for name in known(properties)))
+        for name in known(properties)), getattr(fn, "left_out", ()))
 
 
 def replay(fn, supports, recipe, properties=None):
     """Try properties on one Recipe, or on the seed line of one; returns a Report."""
     recipe = Recipe.parse(recipe) if isinstance(recipe, str) else recipe
-    return Report(tuple(replay_property(name, fn, supports, recipe) for name in known(properties)))
+    return Report(tuple(replay_property(name, fn, supports, recipe) for name in known(properties)),
+                  getattr(fn, "left_out", ()))
 
 
 def suite(fn, supports=None, *, examples=100, seed=0, properties=None):
@@ -66,7 +71,7 @@ def suite(fn, supports=None, *, examples=100, seed=0, properties=None):
         if row.status == "unsupported":
             pytest.skip(row.detail)
         if row.status == "failed":
-            pytest.fail(f"{PROPERTIES[name].sentence}\n{row.detail}", pytrace=False)
+            pytest.fail(f"{PROPERTIES[name].sentence}\n{story(row)}", pytrace=False)
 
     return test
 
@@ -100,7 +105,7 @@ def main(argv=None):
     add("--time", type=positive(float), metavar="SECONDS", help="give up after so long")
     add("--property", action="append", metavar="NAME", help="only this one (may be repeated)")
     add("--replay", metavar="LINE", help="only the problem of this seed line")
-    add("--without", metavar="NAMES", help="what it cannot do, comma-separated fields of Supports: alibi,softcap")
+    add("--without", metavar="NAMES", help=f"what it cannot do, comma-separated, out of {', '.join(ABILITIES)}")
     add("--no-gradients", action="store_true", help="forward only: --without gradients,dlse")
     options = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
@@ -113,12 +118,25 @@ def main(argv=None):
         return 2
     if supports.framework == "torch" and supports.device == "cpu":
         importlib.import_module("torch").set_num_threads(1)     # for problems this small, threads only cost
-    if recipe is not None:
-        report = replay(fn, supports, recipe, names)
-    else:
-        report = checked_with_progress(fn, supports, names, options, console)
-    report.print(console)
-    return report.exit_code
+    rows, interrupted = [], False
+    try:
+        for row in (replay(fn, supports, recipe, names).rows if recipe is not None else
+                    rows_with_progress(fn, supports, names, options, console)):
+            rows.append(row)
+    except KeyboardInterrupt:
+        interrupted = True
+        console.print(f"interrupted after {len(rows)} of {len(names)} properties")
+    report = Report(tuple(rows), getattr(fn, "left_out", ()))
+    report.print(console, command(options))
+    return 130 if interrupted else report.exit_code
+
+
+def command(options):
+    """The command line that asks the same function the same way; which properties, and of what, is left open."""
+    words = ["python", "-m", "fa_ref", "check", options.function, "--as", options.kind]
+    for name in ("backward", "supports", "causal", "dtypes", "device", "without"):
+        words += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
+    return shlex.join(words + ["--no-gradients"] * options.no_gradients)
 
 
 def positive(kind):
@@ -151,7 +169,7 @@ def implementation(options):
             raise ValueError(f"--device is for functions of torch, not for --as {kind}")
         given["device"] = options.device
     if kind == "fa_ref":
-        given["backward"] = load(options.backward) if options.backward else None
+        given |= {"backward": load(options.backward) if options.backward else None, "lse": adapters.gives_lse(fn)}
     if kind == "problem":
         supports = load(options.supports) if options.supports else getattr(fn, "supports", None)
         if not isinstance(supports, Supports):
@@ -181,17 +199,21 @@ def imported(module):
     try:
         return importlib.import_module(module)
     except Exception as error:
-        raise ImportError(f"cannot import {module}: {type(error).__name__}: {error}") from error
+        first = module.partition(".")[0]
+        missing = isinstance(error, ModuleNotFoundError) and error.name == first
+        advice = f"; run it in the folder of {first}.py or set PYTHONPATH (or install it)" if missing else ""
+        raise ImportError(f"cannot import {module}: {type(error).__name__}: {error}{advice}") from error
 
 
-def checked_with_progress(fn, supports, names, options, console):
-    """`check` with a progress bar where somebody watches."""
+def rows_with_progress(fn, supports, names, options, console):
+    """The rows of `check` one after the other, with a progress bar where somebody watches."""
+    stop_at = None if options.time is None else time.monotonic() + options.time
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         askable = [name for name in names if PROPERTIES[name].refusal(supports) is None]
         task = bar.add_task("", total=len(askable) * options.examples)
-        return check(fn, supports, examples=options.examples, seed=options.seed, time_budget=options.time,
-                     properties=names,
-                     progress=lambda name: bar.update(task, advance=1, description=name))
+        for name in names:
+            yield try_property(name, fn, supports, examples=options.examples, seed=options.seed, stop_at=stop_at,
+                               on_example=lambda name=name: bar.update(task, advance=1, description=name))
 
 
 if __name__ == "__main__":

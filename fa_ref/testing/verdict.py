@@ -5,6 +5,7 @@ import traceback
 import warnings
 from dataclasses import fields, replace
 
+import ml_dtypes
 import numpy as np
 
 from fa_ref.testing import oracle, tolerance
@@ -43,18 +44,20 @@ def ask(fn, problem, recipe, supports):
 
 
 def in_our_terms(answer, problem, recipe, supports):
-    """The answer with its lse in natural logarithms, −inf for empty rows.
+    """The promised fields of the answer, and no others, with lse in natural logarithms, −inf for empty rows.
 
-    PropertyError if a field is missing, of another shape, or holds no floating-point numbers.
+    PropertyError if a promised field is missing, of another shape, or holds no floating-point numbers.
     """
     if not isinstance(answer, Result):
         fail(f"must return a Result, returned {type(answer).__name__}", problem, recipe)
-    for name, shape in promised(problem, supports).items():
+    shapes = promised(problem, supports)
+    for name, shape in shapes.items():
         x = getattr(answer, name)
-        if not isinstance(x, np.ndarray) or x.dtype.kind not in "fV":       # V: bfloat16 and its kin
+        if not isinstance(x, np.ndarray) or not (x.dtype.kind == "f" or x.dtype == ml_dtypes.bfloat16):
             fail(f"{name} must be a floating NumPy array, got {getattr(x, 'dtype', type(x).__name__)}", problem, recipe)
         if x.shape != shape:
             fail(f"{name} has shape {x.shape}, expected {shape}", problem, recipe)
+    answer = Result(**{name: getattr(answer, name) for name in shapes})
     if supports.lse is None:
         return answer
     lse = answer.lse * math.log(2) if supports.lse == "base2" else answer.lse
@@ -108,12 +111,16 @@ def agree(got, want, bound, problem, recipe, what=""):
         error = tolerance.error(x, y)
         fraction = tolerance.fractions(error, b)
         wrong = np.argwhere(~(fraction <= 1))
-        if len(wrong):
-            first, worst = tuple(wrong[0]), np.unravel_index(fraction.argmax(), fraction.shape)
-            fail(f"{name}{at(first)} is {x[first]:.9g}, expected {y[first]:.9g}{what}: error {error[first]:.3g} is "
-                 f"{fraction[first]:.3g} times the bound {b[first]:.3g}\n"
-                 f"{len(wrong)} of {fraction.size} elements of {name} are wrong, the worst is {name}{at(worst)} "
-                 f"with {fraction[worst]:.3g} times its bound", problem, recipe)
+        if not len(wrong):
+            continue
+        first, worst = tuple(wrong[0]), np.unravel_index(fraction.argmax(), fraction.shape)
+        if np.isnan(y[first]) or np.isposinf(y[first]):                     # the oracle never says so
+            fail(f"{name}{at(first)} is {x[first]:.9g}, and the function's own answer{what} is {y[first]:.9g} here "
+                 "already", problem, recipe)
+        fail(f"{name}{at(first)} is {x[first]:.9g}, expected {y[first]:.9g}{what}: error {error[first]:.3g} is "
+             f"{fraction[first]:.3g} times the bound {b[first]:.3g}\n"
+             f"{len(wrong)} of {fraction.size} elements of {name} are wrong, the worst is {name}{at(worst)} "
+             f"with {fraction[worst]:.3g} times its bound", problem, recipe)
 
 
 def fail(message, problem, recipe, cause=None):
