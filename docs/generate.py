@@ -66,8 +66,9 @@ def told(row):
 def bench():
     """What `python -m fa_ref bench` prints."""
     run = subprocess.run([sys.executable, "-m", "fa_ref", "bench"], capture_output=True, text=True, check=True)
+    told = "\n".join(line.rstrip() for line in run.stdout.splitlines()).strip("\n")
     marks.fill(VERIFICATION, "bench", f"{date.today()}, {platform.machine()}, Python {platform.python_version()}, "
-                                      f"NumPy {np.__version__}:\n\n```text\n{run.stdout.strip()}\n```")
+                                      f"NumPy {np.__version__}:\n\n```text\n{told}\n```")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     python tests/mutants.py --module fa2        those of one module (may be repeated)
     python tests/mutants.py --sample 50         50 of them, picked at random but always the same
     python tests/mutants.py --write             all, and put the result into docs/verification.md
+    python tests/mutants.py --known             survivors with a reason count as surviving without being run again
 
 A mutant is one module with one expression changed (`mutator.py` says how). It runs in a forked child, which imports the
 package with that module in place and works through the battery: direct checks against the oracle, then the tests, up to
@@ -191,6 +192,7 @@ def main():
     parser.add_argument("--module", action="append", choices=MODULES)
     parser.add_argument("--sample", type=int, metavar="N")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--known", action="store_true")
     asked = parser.parse_args()
     if asked.write and (asked.module or asked.sample):
         parser.error("--write is for the result of all mutants")
@@ -207,9 +209,12 @@ def main():
         found = [found[n] for n in sorted(random.Random(0).sample(range(len(found)), min(asked.sample, len(found))))]
 
     verdicts = [(m, "") for m in found]
+    run = [n for n, m in enumerate(found) if not (asked.known and m.key in EQUIVALENT)]
     with Progress(console=console, auto_refresh=False) as progress:  # no second thread: the children are forked
-        task = progress.add_task(f"{len(found)} mutants", total=len(found))
-        for n, _, why in outcomes([(m, test_files(m.module)) for m in found], cases, 60 + 5 * int(seconds)):
+        task = progress.add_task(f"{len(run)} mutants", total=len(run))
+        todo = [(found[n], test_files(found[n].module)) for n in run]
+        for k, _, why in outcomes(todo, cases, 60 + 5 * int(seconds)):
+            n = run[k]
             verdicts[n] = found[n], why
             progress.update(task, advance=1, refresh=True)
             if not why or why.startswith("stopped"):
