@@ -13,9 +13,10 @@ SHOW := | grep --line-buffered -E '^ +Downloading|^Installing|^Success'
 CORE      := $(VENV)/.core
 DEV       := $(VENV)/.dev
 NOTEBOOKS := $(VENV)/.notebooks
+GPU       := $(VENV)/.gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help tour test quick lint debug lab bench mutants lock clean
+.PHONY: help tour test quick lint debug lab bench gpu sanitize mutants lock clean
 
 help:  ## this table
 	@echo "FlashAttention you can read, step through, measure and trust."
@@ -51,6 +52,13 @@ lab: $(NOTEBOOKS)  ## JupyterLab in this folder
 bench: $(DEV)  ## time and memory of the loops, as ratios to standard attention and to torch in the same run
 	@$(RUN) -m fa_ref bench
 
+gpu: $(GPU)  ## all about the kernels that needs a GPU: the kit, streams, large offsets, time, memory
+	@FA_REF_CUDA=gpu $(RUN) tests/gpu_check.py
+
+sanitize: $(GPU)  ## compute-sanitizer over small problems: memory, races, barriers
+	@for tool in memcheck racecheck synccheck; do \
+	  FA_REF_CUDA=gpu compute-sanitizer --tool $$tool --report-api-errors no $(RUN) tests/gpu_check.py --small || exit 1; done
+
 mutants: $(DEV)  ## plant small faults in the algorithms and count how many the tests catch (under an hour)
 	@$(RUN) tests/mutants.py
 
@@ -62,7 +70,7 @@ lock:  ## write constraints.txt anew: the newest versions that pyproject.toml al
 	$(VENV)-lock/bin/pip install --no-deps "$$(sed -n 's/.*"numba-cuda\[cu13]\(==[0-9.]*\)".*/numba-cuda\1/p' pyproject.toml)"
 	echo "# Exact versions of all that make installs. Written by make lock." > constraints.txt
 	$(VENV)-lock/bin/pip list --format=freeze --exclude-editable --exclude pip \
-	  | grep -vE '^(nvidia|cuda|triton)' | sed 's/+.*//' >> constraints.txt
+	  | grep -vE '^(nvidia|cuda-toolkit|triton)' | sed 's/+.*//' >> constraints.txt
 	rm -rf $(VENV)-lock
 
 clean:  ## remove what make made: .venv and caches
@@ -82,6 +90,11 @@ $(CORE): pyproject.toml constraints.txt
 $(DEV): $(CORE)
 	@echo "== installing what the tests need: pytest, ruff, torch (200 MB or more, once)"
 	@$(PIP) '.[dev,docs]' $(SHOW)
+	@touch $@
+
+$(GPU): $(DEV)
+	@echo "== installing the CUDA libraries that the kernels need"
+	@$(PIP) '.[gpu]' $(SHOW)
 	@touch $@
 
 $(NOTEBOOKS): $(CORE)

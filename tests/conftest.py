@@ -2,6 +2,8 @@
 
 import os
 
+os.environ.setdefault("FA_REF_CUDA", "sim")             # kernels run in the simulator, whatever the machine has
+import cuda_kernels.switch  # noqa: F401, I001          before anything imports Numba
 from hypothesis import settings
 
 settings.register_profile("dev", deadline=None, max_examples=30)

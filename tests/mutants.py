@@ -4,7 +4,7 @@
     python tests/mutants.py --module fa2        those of one module (may be repeated)
     python tests/mutants.py --sample 50         50 of them, picked at random but always the same
     python tests/mutants.py --write             all, and put the result into docs/verification.md
-    python tests/mutants.py --known             survivors with a reason count as surviving without being run again
+    python tests/mutants.py --known             a first look: those with a reason count as survivors without being run
 
 A mutant is one module with one expression changed (`mutator.py` says how). It runs in a forked child, which imports the
 package with that module in place and works through the battery: direct checks against the oracle, then the tests, up to
@@ -194,8 +194,8 @@ def main():
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--known", action="store_true")
     asked = parser.parse_args()
-    if asked.write and (asked.module or asked.sample):
-        parser.error("--write is for the result of all mutants")
+    if asked.write and (asked.module or asked.sample or asked.known):
+        parser.error("--write is for the result of all mutants, each of them run")
 
     cases, modules = judged(RECIPES), asked.module or MODULES
     console = Console(highlight=False, markup=False, emoji=False)

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

@@ -136,3 +136,12 @@ def test_a_reason_without_a_survivor_is_stale(monkeypatch):
     assert mutants.stale([(a, ""), (b, "")], ["fa2"]) == []
     assert mutants.stale([(a, ""), (b, "killed")], ["fa2"]) == [b.key]
     assert mutants.stale([], ["scores"]) == []
+
+
+@pytest.mark.parametrize("part", [["--module", "fa2"], ["--sample", "9"], ["--known"]])
+def test_only_a_whole_run_is_written_down(monkeypatch, capsys, part):
+    """--known takes a line with two changes of one name for one reason, though the tests may notice one of the two."""
+    monkeypatch.setattr("sys.argv", ["mutants.py", "--write", *part])
+    with pytest.raises(SystemExit):
+        mutants.main()
+    assert "each of them run" in capsys.readouterr().err

@@ -14,6 +14,8 @@ from wrong import RIGHT, WRONG
 from fa_ref.testing import PROPERTIES, replay
 from fa_ref.testing.running import try_property
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [(wrong, name) for wrong in WRONG.values() for name in wrong.caught_by]
 
 

@@ -1,0 +1,121 @@
+"""From a batch to launches: the checks, the grids of batch and heads, the sink. The mirror of `fa_ref/heads.py`."""
+
+import numpy as np
+
+from cuda_kernels import arrays, fa1, fa2, finish, standard
+from cuda_kernels.launch import Call
+from fa_ref import inputs
+from fa_ref.heads import Forward, Gradients
+
+KERNELS = {"standard": standard, "fa1": fa1, "fa2": fa2}
+
+
+def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, window=(-1, -1), mask=None, bias=None,
+            alibi_slopes=None, softcap=None, sink=None, block_q=None, block_k=None, reverse=False):
+    """Attention of a batch on the GPU, or in the simulator. Returns the named tuple (out, lse).
+
+    q (B, Hq, Nq, d), k (B, Hkv, Nk, d), v (B, Hkv, Nk, dv) of one dtype out of float64, float32, float16, bfloat16, all
+    of one kind: NumPy arrays, torch tensors on the CPU, torch tensors on one CUDA device (no copy; torch's current
+    stream; detached: no graph is recorded), or anything with __cuda_array_interface__ (no copy; the default stream).
+    The results come back in kind, on the same device; for arrays that are neither NumPy's nor torch's as Numba's device
+    arrays. mask and sink may be host arrays in any case. Any strides will do: kernels take strides, only host arrays
+    that go to a device are copied.
+
+    kernel            "standard", "fa1" or "fa2"; the answer is the same up to rounding
+    threads           of a block, 1 to 1024; None is 128, and 1 in the simulator
+    block_q, block_k  tile sizes Br, Bc ≥ 1; None is the largest power of two up to 32 (16 in the simulator) that fits
+    mask              bool, True = visible, broadcasts to (B, Hq, Nq, Nk)
+    all others        as `fa_ref.forward`; bias, alibi_slopes and float masks are offered there only
+
+    Raises, before anything is launched, ValueError or TypeError for input that does not fit the call or the device (the
+    text has the numbers) and NotImplementedError for options that kernels do not offer. Values in device memory are not
+    looked at.
+    """
+    core = KERNELS[inputs.check_choice("kernel", kernel, KERNELS)]
+    refuse(bias=bias, alibi_slopes=alibi_slopes)
+    place = arrays.place_of(q=q, k=k, v=v)
+    with place.here():
+        call, sink = make_call(
+            place, q, k, v, mask, sink, threads, core.shared_bytes, f"the forward kernel {kernel}", scale=scale,
+            causal=causal, window=window, softcap=softcap, block_q=block_q, block_k=block_k, reverse=reverse)
+        B, Hq, _, Nq, Nk, _, dv = call.sizes
+        if 0 in (B, Nq, Nk):                    # nothing to see: a kernel would find no key, or no row
+            O, *statistics = place.full((B, Hq, Nq, dv), 0, call.wide), place.full((B, Hq, Nq), -np.inf, call.wide)
+        else:
+            O, *statistics = core.forward(call, *(place.load(x) for x in (q, k, v)))
+        if len(statistics) == 1:
+            L, = statistics
+            statistics = call.constant(1, B, Hq, Nq), L
+        if core is fa1 or sink is not None:
+            O, L = finish.merge_sink(call, O, *statistics, sink)
+        return Forward(place.result(O, call.dtype), place.result(L, call.wide))
+
+
+def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, deterministic=False, dlse=None, scale=None,
+             causal=False, window=(-1, -1), mask=None, bias=None, alibi_slopes=None, softcap=None, sink=None,
+             block_q=None, block_k=None, reverse=False):
+    """Gradients of a batch. Returns the named tuple (dq, dk, dv, dbias, dsink); dbias is always None.
+
+    dout (B, Hq, Nq, dv) is the gradient that reaches out, dlse (B, Hq, Nq) the one that reaches lse (None for none).
+    out and lse are what `forward` returned for the same q, k, v and options; see there for all of these.
+
+    deterministic: the same bits in every run. "fa2" adds dq up with atomics otherwise, which is faster; the other
+    kernels, and all gradients but dq, are deterministic in any case.
+
+    In device memory that is not torch's, lse, dlse and sink must have the accumulator dtype. An lse of +inf is refused
+    in host arrays, and not noticed in device memory.
+    """
+    core = KERNELS[inputs.check_choice("kernel", kernel, KERNELS)]
+    refuse(bias=bias, alibi_slopes=alibi_slopes)
+    inputs.check_flag("deterministic", deterministic)
+    place = arrays.place_of(optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
+    with place.here():
+        dsink_dtype = None if sink is None else place.known("sink", sink).dtype
+        call, sink = make_call(
+            place, q, k, v, mask, sink, threads, lambda *sizes: core.shared_bytes(*sizes, backward=True),
+            f"the backward kernel {kernel}", scale=scale, causal=causal, window=window, softcap=softcap,
+            block_q=block_q, block_k=block_k, reverse=reverse)
+        B, Hq, Hkv, Nq, Nk, d, dv = call.sizes
+        inputs.check_belongs("dout", place.known("dout", dout), (B, Hq, Nq, dv), call.dtype)
+        inputs.check_belongs("out", place.known("out", out), (B, Hq, Nq, dv), call.dtype)
+        inputs.check_lse(place.known("lse", lse), (B, Hq, Nq), call.wide)
+        if dlse is not None:
+            inputs.check_statistics("dlse", place.known("dlse", dlse), (B, Hq, Nq), call.wide)
+
+        dO, Q, K, V, O = (place.load(x) for x in (dout, q, k, v, out))
+        L = place.load(lse, call.wide)
+        dL = call.constant(0, B, Hq, Nq) if dlse is None else place.load(dlse, call.wide)
+        if 0 in (B, Nq, Nk):
+            dQ, dK, dV = (place.full(shape, 0, call.dtype)
+                          for shape in ((B, Hq, Nq, d), (B, Hkv, Nk, d), (B, Hkv, Nk, dv)))
+        else:
+            statistics = (call.constant(1, B, Hq, Nq), L) if core is fa1 else (L,)
+            dQ, dK, dV = core.backward(call, dO, Q, K, V, O, *statistics, dL, deterministic)
+            dQ = finish.narrowed(call, dQ)
+        dsink = None
+        if sink is not None:
+            dsink = place.full((Hq,), 0, call.wide) if 0 in (B, Nq) else finish.sink_gradient(call, dO, O, L, dL, sink)
+        grads = [place.result(x, call.dtype) for x in (dQ, dK, dV)]
+        return Gradients(*grads, None, None if dsink is None else place.result(dsink, dsink_dtype))
+
+
+def refuse(**options):
+    """NotImplementedError for options that are set and that no kernel offers."""
+    for name, x in options.items():
+        if x is not None:
+            raise NotImplementedError(
+                f"{name} is not offered by the kernels; fa_ref.forward and fa_ref.backward offer it")
+
+
+def make_call(place, q, k, v, mask, sink, threads, bytes_of, what, *, block_q, block_k, **options):
+    """Check everything that forward and backward share; returns the Call, and the sink in the accumulator dtype."""
+    q, k, v = (place.known(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    known_mask = None if mask is None else place.known("mask", mask)
+    sizes = inputs.check_qkv(q, k, v)
+    checked = inputs.check_options(
+        sizes, q.dtype, mask=known_mask, sink=None if sink is None else place.known("sink", sink),
+        block_q=block_q, block_k=block_k, **options)
+    if known_mask is not None and known_mask.dtype != bool:
+        refuse(**{f"a mask of dtype {known_mask.dtype}": mask})
+    call = Call(place, sizes, q.dtype, checked, mask, threads, block_q, block_k, bytes_of, what)
+    return call, None if sink is None else place.load(sink, call.wide)

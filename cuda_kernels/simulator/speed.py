@@ -1,0 +1,62 @@
+"""What the simulator costs, beside Numba's own scheduler: `python -m cuda_kernels.simulator.speed`."""
+
+from cuda_kernels import simulator  # noqa: I001  (first: it decides before Numba is imported)
+
+import time
+
+import numpy as np
+from numba import cuda, float32
+
+
+@cuda.jit
+def barriers(out, repeats):
+    """Hand a row of numbers round, with two barriers each time."""
+    s = cuda.shared.array(32, float32)
+    t, T = cuda.threadIdx.x, cuda.blockDim.x
+    s[t] = t
+    for _ in range(repeats):
+        cuda.syncthreads()
+        value = s[(t + 1) % T]
+        cuda.syncthreads()
+        s[t] = value
+    out[t] = s[t]
+
+
+@cuda.jit
+def products(A, B, out):
+    """A Bᵀ, one score at a time."""
+    for e in range(cuda.threadIdx.x, out.size, cuda.blockDim.x):
+        r, c = e // out.shape[1], e % out.shape[1]
+        total = float32(0)
+        for x in range(A.shape[1]):
+            total += A[r, x] * B[c, x]
+        out[r, c] = total
+
+
+def seconds(launch, repeats=3):
+    """The shortest of a few runs."""
+    def once():
+        start = time.perf_counter()
+        launch()
+        return time.perf_counter() - start
+    return min(once() for _ in range(repeats))
+
+
+def measure():
+    """[(what, seconds here, seconds with Numba's own scheduler)]"""
+    A = np.ones((64, 16), np.float32)
+    cases = [(f"60 barriers, {T} threads", lambda T=T: barriers[1, T](np.zeros(T, np.float32), 30)) for T in (8, 32)]
+    cases += [(f"65,536 multiply-adds, {T} threads", lambda T=T: products[1, T](A, A, np.zeros((64, 64), np.float32)))
+              for T in (1, 8)]
+    rows = []
+    for name, launch in cases:
+        ours = seconds(launch)
+        with simulator.stock():
+            rows.append((name, ours, seconds(launch, 1)))
+    return rows
+
+
+if __name__ == "__main__":
+    simulator.install()
+    for name, ours, theirs in measure():
+        print(f"{name:36}{ours:8.3f} s    Numba's own {theirs:6.3f} s    {theirs / ours:5.1f} ×")

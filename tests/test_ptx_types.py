@@ -1,0 +1,188 @@
+"""What the compiler makes of the kernels, read from their PTX without a GPU: number types, memory on chip, barriers.
+
+Numba's mode is fixed per process, so the kernels are compiled in another one: this file, run as a program.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+TILES, DIMS = (4, 8), (3, 5)
+MISSING = 77                                                        # exit code: there is nothing to compile with
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """{name: facts} of all kernels and of four that are wrong on purpose."""
+    environment = {name: x for name, x in os.environ.items() if name != "FA_REF_CUDA"} | {"NUMBA_ENABLE_CUDASIM": "0"}
+    run = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    if run.returncode == MISSING:
+        pytest.skip(f"cannot compile here: {run.stdout.strip()}")
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.slow
+def test_float32_kernels_hold_no_float64(compiled):
+    for name, facts in compiled.items():
+        if "float64" not in name and "wrong" not in name:
+            assert facts["f64"] == 0, f"{name}: {facts['f64']} times .f64"
+    assert compiled["fa2 forward float64"]["f64"] > 100
+    assert compiled["wrong: times 0.1"]["f64"] > 0 and compiled["wrong: a float as argument"]["f64"] > 0
+
+
+@pytest.mark.slow
+def test_no_local_memory(compiled):
+    """Everything of a thread's own is in registers."""
+    assert [name for name, facts in compiled.items() if facts["local"]] == ["wrong: an array of its own, indexed"]
+
+
+@pytest.mark.slow
+def test_shared_memory_is_what_the_formulas_say(compiled):
+    for name, facts in compiled.items():
+        if facts["formula"] is not None:
+            assert facts["shared"] == facts["formula"], name
+
+
+@pytest.mark.slow
+def test_every_barrier_is_there(compiled):
+    """The compiler neither drops nor copies them: see the docstrings."""
+    barriers = {"fa2 forward": 5, "fa2 backward": 4, "fa2 dq": 3, "fa1 forward": 4, "fa1 backward": 5,
+                "standard forward": 2, "standard backward_dQ": 2}
+    for name, number in barriers.items():
+        assert compiled[f"{name} float32"]["barriers"] == number, name
+
+
+@pytest.mark.slow
+def test_no_fast_maths(compiled):
+    """Divisions are exact, tanh and exp those of libdevice."""
+    assert [name for name, facts in compiled.items() if facts["fast"]] == ["wrong: fast maths"]
+    assert compiled["fa2 forward float32"]["exact divisions"] > 0
+
+
+@pytest.mark.slow
+def test_16_bit_storage(compiled):
+    """Conversions are single instructions, rounded to nearest; bfloat16 is never taken for float32 or float16."""
+    bf16, f16 = compiled["fa2 forward bfloat16"], compiled["fa2 forward float16"]
+    assert bf16["cvt.rn.bf16.f32"] >= 2 and f16["cvt.rn.f16.f32"] >= 2
+    assert bf16["cvt.rn.f16.f32"] == f16["cvt.rn.bf16.f32"] == 0
+
+
+# --- the program ----------------------------------------------------------------------------------------------
+
+def main():
+    """Compile everything for compute capability 9.0; print the facts as JSON."""
+    import types as python_types
+
+    try:
+        import numba
+        import numba.cuda.dispatcher
+        from cuda.bindings import nvrtc
+        from numba import cuda
+        from numba.cuda import types
+        from numba.cuda.cudadrv import nvvm
+        nvvm.NVVM()
+        nvrtc.nvrtcVersion()
+    except Exception as error:                                      # no numba, no NVVM, no libdevice, no NVRTC
+        print(f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}")
+        sys.exit(MISSING)
+
+    # device functions ask for the current device while they are compiled; there may be none
+    numba.cuda.dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=(9, 0))
+
+    import numpy as np
+    from ml_dtypes import bfloat16
+
+    from cuda_kernels import fa1, fa1_backward, fa2, fa2_backward, fa2_dq, finish, scores, standard
+
+    def array(dtype, ndim):
+        return types.Array(numba.from_dtype(np.dtype(np.uint16 if dtype == bfloat16 else dtype)), ndim, "A")
+
+    found = {}
+
+    def compile_(name, kernel, arguments, formula=None):
+        ptx, _ = cuda.compile_ptx(kernel.py_func, arguments, cc=(9, 0), fastmath=kernel.targetoptions["fastmath"])
+        found[name] = facts_of(ptx, formula)
+
+    def compile_all(dtype, dtype_name, only=None):
+        wide = np.float64 if dtype == np.float64 else np.float32
+        number = numba.from_dtype(np.dtype(wide))
+        S, W3, W4 = array(dtype, 4), array(wide, 3), array(wide, 4)     # storage; wide with 3 and 4 axes
+        rule = (array(bool, 4), number, number, types.int64, types.int64, types.boolean)
+        key = (*TILES, *DIMS, np.dtype(dtype), scores.Flags(softcap=True, mask=True))
+        P, dV, dQ, dK = standard.make_backward(*key)
+        d, dv = DIMS
+        wanted = {
+            "fa2 forward": (fa2.make_forward(*key), (S, S, S, S, W3, *rule)),
+            "fa2 preprocess": (fa2_backward.make_preprocess(*key), (S, S, W3, W3, W4)),
+            "fa2 backward": (fa2_backward.make_backward(*key, False), (S, S, S, S, W3, W3, W4, S, S, *rule)),
+            "fa2 dq": (fa2_dq.make_dq(*key), (S, S, S, S, W3, W3, W4, *rule)),
+            "fa1 forward": (fa1.make_forward(*key), (S, S, S, W4, W3, W3, *rule)),
+            "fa1 backward": (fa1_backward.make_backward(*key), (S, S, S, S, S, W3, W3, W3, W4, S, S, *rule)),
+            "standard forward": (standard.make_forward(*key), (S, S, S, S, W3, W4, S, *rule)),
+            "standard backward_P": (P, (S, S, W3, S, *rule)),
+            "standard backward_dV": (dV, (S, S, S)),
+            "standard backward_dQ": (dQ, (S, S, S, S, S, W3, W4, S, W4, *rule)),
+            "standard backward_dK": (dK, (S, S, S)),
+            "merge": (finish.make_merge(dv, np.dtype(dtype)), (W4, W3, W3, array(wide, 1), S, W3)),
+            "narrow": (finish.make_narrow(d, np.dtype(dtype)), (W4, S)),
+            "sink gradient": (finish.make_sink_gradient(dv, np.dtype(dtype)),
+                              (S, S, W3, W3, array(wide, 1), array(wide, 1))),
+        }
+        size = np.dtype(wide).itemsize
+        formulas = {f"{name} {pass_}": core.shared_bytes(*TILES, *DIMS, size, pass_ == "backward")
+                    for name, core in (("fa1", fa1), ("fa2", fa2)) for pass_ in ("forward", "backward")}
+        for name, (kernel, arguments) in wanted.items():
+            if only is None or name in only:
+                compile_(f"{name} {dtype_name}", kernel, arguments, formulas.get(name))
+
+    compile_all(np.float32, "float32")
+    for dtype, name in ((np.float16, "float16"), (bfloat16, "bfloat16")):
+        compile_all(dtype, name, ("fa2 forward", "fa1 backward", "standard backward_dQ", "merge", "narrow"))
+    compile_all(np.float64, "float64", ("fa2 forward",))
+
+    f4 = array(np.float32, 1)
+
+    def times_a_tenth(x):
+        x[0] = x[0] * 0.1
+
+    def times_an_argument(x, a):
+        x[0] = x[0] * a
+
+    def own_array(x):
+        mine = cuda.local.array(64, types.float32)
+        for i in range(x.shape[0]):
+            mine[i] = x[i]
+        for i in range(x.shape[0]):
+            x[i] = mine[x.shape[0] - 1 - i]
+
+    def divided(x, a):
+        x[0] = x[0] / a
+
+    compile_("wrong: fast maths", cuda.jit(divided, fastmath=True), (f4, types.float32))
+    compile_("wrong: times 0.1", cuda.jit(times_a_tenth), (f4,))
+    compile_("wrong: a float as argument", cuda.jit(times_an_argument), (f4, types.float64))
+    compile_("wrong: an array of its own, indexed", cuda.jit(own_array), (f4,))
+    print(json.dumps(found))
+
+
+def facts_of(ptx, formula):
+    """What the tests want to know of a kernel."""
+    import re
+    return {
+        "f64": ptx.count(".f64"),
+        "local": bool(re.search(r"\.local\s+\.align|\b(ld|st)\.local", ptx)),
+        "shared": sum(int(n) for n in re.findall(r"\.shared .*?\[(\d+)\]", ptx)),
+        "formula": formula,
+        "barriers": ptx.count("bar.sync"),
+        "fast": re.findall(r"div\.(?:approx|full)\S*|tanh\.approx\S*", ptx),
+        "exact divisions": ptx.count("div.rn.f32"),
+        **{name: ptx.count(name) for name in ("cvt.rn.bf16.f32", "cvt.rn.f16.f32")},
+    }
+
+
+if __name__ == "__main__":
+    main()
