@@ -14,6 +14,8 @@ import numpy as np
 from fa_ref.testing import Supports
 from fa_ref.testing.registry import IMPLEMENTATIONS
 
+pytestmark = pytest.mark.slow
+
 right = IMPLEMENTATIONS["fa2"].fn
 supports = Supports(causal="bottom-right", cross_lengths=True, lse="natural")
 def bare(q, k, v, *, scale=None):

@@ -8,6 +8,8 @@ from simulator_kernels import line
 
 from cuda_kernels import simulator
 
+pytestmark = pytest.mark.slow
+
 
 def audited(kernel, grid, block, *args, shared=0):
     with simulator.audit() as a:
