@@ -7,14 +7,13 @@ import pytest
 
 from fa_ref.testing.check import main
 
+pytestmark = pytest.mark.slow
 SDPA = ["torch.nn.functional:scaled_dot_product_attention", "--as", "sdpa"]
 MINE = """
 import fa_ref
 import numpy as np
 from fa_ref.testing import Supports
 from fa_ref.testing.registry import IMPLEMENTATIONS
-
-pytestmark = pytest.mark.slow
 
 right = IMPLEMENTATIONS["fa2"].fn
 supports = Supports(causal="bottom-right", cross_lengths=True, lse="natural")

@@ -9,8 +9,6 @@ from numba import cuda, int32
 
 from cuda_kernels import simulator
 
-pytestmark = pytest.mark.slow
-
 CELLS = 4
 THREADS = 6
 ALL = (1 << THREADS) - 1
