@@ -16,17 +16,17 @@ NOTEBOOKS := $(VENV)/.notebooks
 GPU       := $(VENV)/.gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help tour test quick lint debug lab bench gpu sanitize mutants lock clean
+.PHONY: help tour test quick lint debug debug-kernel lab bench gpu sanitize mutants lock clean
 
 help:  ## this table
 	@echo "FlashAttention you can read, step through, measure and trust."
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "Needs Python 3.11, 3.12 or 3.13 (another one: make tour PYTHON=python3.12). The first call installs into .venv."
 
 tour: $(CORE)  ## start here: every algorithm on real queries, keys and values, each beside its error bound
-	@$(RUN) -m fa_ref tour
+	@$(RUN) -m fa_ref tour && FA_REF_CUDA=$${FA_REF_CUDA:-sim} $(RUN) -m cuda_kernels tour
 
 test: $(DEV)  ## every test
 	@$(RUN) -m pytest
@@ -46,18 +46,20 @@ debug: $(CORE)  ## step through the tiling loop of fa_ref/fa2.py; first says how
 	@echo
 	@$(RUN) -m fa_ref debug
 
+debug-kernel: $(CORE)  ## the same in a GPU kernel, without a GPU: cuda_kernels/fa2.py in the simulator
+	@FA_REF_CUDA=sim $(RUN) -m cuda_kernels debug
+
 lab: $(NOTEBOOKS)  ## JupyterLab in this folder
 	@$(RUN) -m jupyterlab
 
-bench: $(DEV)  ## time and memory of the loops, as ratios to standard attention and to torch in the same run
-	@$(RUN) -m fa_ref bench
+bench: $(DEV)  ## time and memory of the loops, as ratios to standard attention and to torch; speed of the simulator
+	@$(RUN) -m fa_ref bench && FA_REF_CUDA=sim $(RUN) -m cuda_kernels speed
 
 gpu: $(GPU)  ## all about the kernels that needs a GPU: the kit, streams, large offsets, time, memory
 	@FA_REF_CUDA=gpu $(RUN) tests/gpu_check.py
 
-sanitize: $(GPU)  ## compute-sanitizer over small problems: memory, races, barriers
-	@for tool in memcheck racecheck synccheck; do \
-	  FA_REF_CUDA=gpu compute-sanitizer --tool $$tool --report-api-errors no $(RUN) tests/gpu_check.py --small || exit 1; done
+sanitize: $(GPU)  ## compute-sanitizer over small problems of every kernel: memory, races, barriers
+	@FA_REF_CUDA=gpu $(RUN) tests/sanitize.py
 
 mutants: $(DEV)  ## plant small faults in the algorithms and count how many the tests catch (under an hour)
 	@$(RUN) tests/mutants.py
@@ -65,9 +67,8 @@ mutants: $(DEV)  ## plant small faults in the algorithms and count how many the 
 lock:  ## write constraints.txt anew: the newest versions that pyproject.toml allows, and this TORCH
 	rm -rf $(VENV)-lock
 	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/pip install --editable '.[dev,docs,notebooks]' torch==$(TORCH) "$$(grep -o 'numba==[0-9.]*' pyproject.toml)"
-# without what numba-cuda needs: the CUDA libraries differ from machine to machine
-	$(VENV)-lock/bin/pip install --no-deps "$$(sed -n 's/.*"numba-cuda\[cu13]\(==[0-9.]*\)".*/numba-cuda\1/p' pyproject.toml)"
+# without the extra "gpu": the CUDA libraries differ from machine to machine
+	$(VENV)-lock/bin/pip install --editable '.[dev,docs,notebooks]' torch==$(TORCH)
 	echo "# Exact versions of all that make installs. Written by make lock." > constraints.txt
 	$(VENV)-lock/bin/pip list --format=freeze --exclude-editable --exclude pip \
 	  | grep -vE '^(nvidia|cuda-toolkit|triton)' | sed 's/+.*//' >> constraints.txt
@@ -83,7 +84,7 @@ $(CORE): pyproject.toml constraints.txt
 	  echo "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is $$found. Name another: make PYTHON=python3.12"; exit 1;; esac
 	@echo "== .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "== installing the core: numpy, ml_dtypes, hypothesis, rich"
+	@echo "== installing the core: numpy, ml_dtypes, numba, hypothesis, rich"
 	@$(PIP) . $(SHOW)
 	@touch $@
 

@@ -4,6 +4,7 @@ The letters are those of `fa_ref`, and these are new:
 
     t T         number of this thread in its block, threads of a block
     e           an element of a tile, counted row by row; thread t takes e = t, t + T, t + 2T, …
+    w lane      number of the warp in its block, of the thread in its warp of 32
     r c x       row, column and channel inside a tile
     row0 col0   first query, first key of a tile; br bc how many there are
     g           the key/value head of query head h
@@ -15,8 +16,8 @@ else is a thread's own. FA_REF_CUDA says whether kernels run on a GPU or in Numb
 Sums of products run in `while` loops. Numba's `for … in range` would read better, but what the GPU's compiler makes of
 it counts and checks the index anew each time: 18 instructions for a multiply-add instead of 3.
 
-Read in this order: scores, fa2, fa2_backward, fa2_dq, fa1, fa1_backward, standard; then the way there: switch, ptx,
-arrays, launch, finish, heads.
+Read in this order: scores, fa2, fa2_backward, fa2_dq, fa1, fa1_backward, standard; fa2_warps, fa1_warps and what sets
+them apart, counts; then the way there: switch, ptx, arrays, launch, finish, heads.
 """
 
 from cuda_kernels.switch import SIMULATED  # isort: skip  (first: it decides before Numba is imported)
@@ -25,6 +26,6 @@ if SIMULATED:
     from cuda_kernels import simulator
     simulator.install()
 
-from cuda_kernels.heads import KERNELS, backward, forward
+from cuda_kernels.heads import KERNELS, WITH_BACKWARD, backward, forward
 
-__all__ = ["KERNELS", "SIMULATED", "backward", "forward"]
+__all__ = ["KERNELS", "SIMULATED", "WITH_BACKWARD", "backward", "forward"]

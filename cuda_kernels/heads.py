@@ -1,13 +1,16 @@
 """From a batch to launches: the checks, the grids of batch and heads, the sink. The mirror of `fa_ref/heads.py`."""
 
+from functools import partial
+
 import numpy as np
 
-from cuda_kernels import arrays, fa1, fa2, finish, standard
-from cuda_kernels.launch import Call
+from cuda_kernels import arrays, fa1, fa1_warps, fa2, fa2_warps, finish, standard
+from cuda_kernels.launch import Call, check_threads, limits
 from fa_ref import inputs
 from fa_ref.heads import Forward, Gradients
 
-KERNELS = {"standard": standard, "fa1": fa1, "fa2": fa2}
+KERNELS = {"standard": standard, "fa1": fa1, "fa2": fa2, "fa1_warps": fa1_warps, "fa2_warps": fa2_warps}
+WITH_BACKWARD = tuple(name for name, core in KERNELS.items() if hasattr(core, "backward"))
 
 
 def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, window=(-1, -1), mask=None, bias=None,
@@ -21,8 +24,9 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
     arrays. mask and sink may be host arrays in any case. Any strides will do: kernels take strides, only host arrays
     that go to a device are copied.
 
-    kernel            "standard", "fa1" or "fa2"; the answer is the same up to rounding
-    threads           of a block, 1 to 1024; None is 128, and 1 in the simulator
+    kernel            "standard", "fa1", "fa2", or by warps "fa1_warps", "fa2_warps" (these have no backward pass of
+                      their own); the answer is the same up to rounding
+    threads           of a block, 1 to 1024, by warps 32, 64, … 256; None is 128, and in the simulator the least
     block_q, block_k  tile sizes Br, Bc ≥ 1; None is the largest power of two up to 32 (16 in the simulator) that fits
     mask              bool, True = visible, broadcasts to (B, Hq, Nq, Nk)
     all others        as `fa_ref.forward`; bias, alibi_slopes and float masks are offered there only
@@ -35,19 +39,18 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
     refuse(bias=bias, alibi_slopes=alibi_slopes)
     place = arrays.place_of(q=q, k=k, v=v)
     with place.here():
-        call, sink = make_call(
-            place, q, k, v, mask, sink, threads, core.shared_bytes, f"the forward kernel {kernel}", scale=scale,
-            causal=causal, window=window, softcap=softcap, block_q=block_q, block_k=block_k, reverse=reverse)
+        call, sink = make_call(place, kernel, False, q, k, v, mask, sink, threads, scale=scale, causal=causal,
+                               window=window, softcap=softcap, block_q=block_q, block_k=block_k, reverse=reverse)
         B, Hq, _, Nq, Nk, _, dv = call.sizes
         if 0 in (B, Nq, Nk):                    # nothing to see: a kernel would find no key, or no row
-            O, *statistics = place.full((B, Hq, Nq, dv), 0, call.wide), place.full((B, Hq, Nq), -np.inf, call.wide)
+            O = place.full((B, Hq, Nq, dv), 0, call.dtype if sink is None else call.wide)
+            statistics = [place.full((B, Hq, Nq), -np.inf, call.wide)]
         else:
             O, *statistics = core.forward(call, *(place.load(x) for x in (q, k, v)))
-        if len(statistics) == 1:
-            L, = statistics
-            statistics = call.constant(1, B, Hq, Nq), L
-        if core is fa1 or sink is not None:
-            O, L = finish.merge_sink(call, O, *statistics, sink)
+        L = statistics[-1]
+        if len(statistics) == 2 or sink is not None:                # FA1 returns l and m, the others L
+            l = statistics[0] if len(statistics) == 2 else call.constant(1, B, Hq, Nq)
+            O, L = finish.merge_sink(call, O, l, L, sink)
         return Forward(place.result(O, call.dtype), place.result(L, call.wide))
 
 
@@ -66,15 +69,16 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
     in host arrays, and not noticed in device memory.
     """
     core = KERNELS[inputs.check_choice("kernel", kernel, KERNELS)]
+    if kernel not in WITH_BACKWARD:
+        raise NotImplementedError(f"the kernel {kernel} has no backward pass; {', '.join(WITH_BACKWARD)} have one, and "
+                                  "each of them takes the out and lse of any kernel")
     refuse(bias=bias, alibi_slopes=alibi_slopes)
     inputs.check_flag("deterministic", deterministic)
     place = arrays.place_of(optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
     with place.here():
         dsink_dtype = None if sink is None else place.known("sink", sink).dtype
-        call, sink = make_call(
-            place, q, k, v, mask, sink, threads, lambda *sizes: core.shared_bytes(*sizes, backward=True),
-            f"the backward kernel {kernel}", scale=scale, causal=causal, window=window, softcap=softcap,
-            block_q=block_q, block_k=block_k, reverse=reverse)
+        call, sink = make_call(place, kernel, True, q, k, v, mask, sink, threads, scale=scale, causal=causal,
+                               window=window, softcap=softcap, block_q=block_q, block_k=block_k, reverse=reverse)
         B, Hq, Hkv, Nq, Nk, d, dv = call.sizes
         inputs.check_belongs("dout", place.known("dout", dout), (B, Hq, Nq, dv), call.dtype)
         inputs.check_belongs("out", place.known("out", out), (B, Hq, Nq, dv), call.dtype)
@@ -107,8 +111,10 @@ def refuse(**options):
                 f"{name} is not offered by the kernels; fa_ref.forward and fa_ref.backward offer it")
 
 
-def make_call(place, q, k, v, mask, sink, threads, bytes_of, what, *, block_q, block_k, **options):
+def make_call(place, kernel, backward, q, k, v, mask, sink, threads, *, block_q, block_k, **options):
     """Check everything that forward and backward share; returns the Call, and the sink in the accumulator dtype."""
+    core = KERNELS[kernel]
+    warps = getattr(core, "WARPS", None)
     q, k, v = (place.known(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     known_mask = None if mask is None else place.known("mask", mask)
     sizes = inputs.check_qkv(q, k, v)
@@ -117,5 +123,8 @@ def make_call(place, q, k, v, mask, sink, threads, bytes_of, what, *, block_q, b
         block_q=block_q, block_k=block_k, **options)
     if known_mask is not None and known_mask.dtype != bool:
         refuse(**{f"a mask of dtype {known_mask.dtype}": mask})
+    threads = check_threads(threads, limits(), warps)
+    bytes_of = partial(core.shared_bytes, threads=threads) if warps else partial(core.shared_bytes, backward=backward)
+    what = f"the {'backward' if backward else 'forward'} kernel {kernel}"
     call = Call(place, sizes, q.dtype, checked, mask, threads, block_q, block_k, bytes_of, what)
     return call, None if sink is None else place.load(sink, call.wide)

@@ -76,6 +76,7 @@ CARDS = {
     for name, capability in {"T4": (7, 5), "A100": (8, 0), "RTX 4090": (8, 9), "H200": (9, 0)}.items()
 }
 SIMULATED_CARD = "H200"
+WARP = 32                                       # threads of a warp, on every card
 LARGEST_TILE = 16 if SIMULATED else 32
 DEFAULT_THREADS = 1 if SIMULATED else 128       # with one thread a debugger sees a sequential program
 
@@ -91,11 +92,15 @@ def limits():
                   tuple(device.compute_capability))
 
 
-def check_threads(threads, card):
-    """Threads of a block: None is the default."""
-    threads = DEFAULT_THREADS if threads is None else inputs.check_whole("threads", threads, 1)
+def check_threads(threads, card, warps=None):
+    """Threads of a block: None is the default. warps: the numbers of whole warps that a kernel takes; None is any T."""
+    default = DEFAULT_THREADS if warps is None else max(DEFAULT_THREADS, WARP)
+    threads = default if threads is None else inputs.check_whole("threads", threads, 1)
     if threads > card.threads:
         raise ValueError(f"threads must be at most {card.threads} on {card.card}, got {threads}")
+    if warps is not None and threads not in [WARP * n for n in warps]:
+        raise ValueError(f"threads must be a multiple of {WARP} from {WARP * min(warps)} to {WARP * max(warps)} "
+                         f"({min(warps)} to {max(warps)} whole warps), got {threads}")
     return threads
 
 
@@ -135,10 +140,9 @@ class Call:
     """
 
     def __init__(self, place, sizes, dtype, options, mask, threads, block_q, block_k, bytes_of, what):
-        self.place, self.sizes, self.dtype = place, sizes, np.dtype(dtype)
+        self.place, self.sizes, self.dtype, self.threads = place, sizes, np.dtype(dtype), threads
         self.wide = inputs.accumulator(dtype)
         self.card = limits()
-        self.threads = check_threads(threads, self.card)
         if dtype == bfloat16 and self.card.capability < (8, 0):
             raise ValueError(f"bfloat16 needs compute capability 8.0, {self.card.card} has {self.card.capability}")
         B, Hq, _, Nq, Nk, d, dv = sizes

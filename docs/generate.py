@@ -3,10 +3,15 @@
     python docs/generate.py coverage            README: what each implementation supports (a test compares it)
     python docs/generate.py kit [examples]      verification: every property on every implementation (10,000: 15 min.)
     python docs/generate.py bench               verification: the ratios of `make bench` on this machine
+    python docs/generate.py warps               gpu: split-K against split-Q, counted in the simulator
+    python docs/generate.py planted             verification: faults planted in the kernels, and who caught them
+    python docs/generate.py gpu FILE …          verification: what `make gpu` saved, possibly in several runs
+    python docs/generate.py sanitize FILE       verification: what `make sanitize` saved
 
 `make mutants` writes its own part when called with --write.
 """
 
+import json
 import platform
 import subprocess
 import sys
@@ -18,6 +23,7 @@ import marks
 import numpy as np
 
 import cuda_kernels.registered  # noqa: F401  enters the kernels
+from cuda_kernels import counts
 from fa_ref.testing import running
 from fa_ref.testing.properties import PROPERTIES
 from fa_ref.testing.registry import IMPLEMENTATIONS, coverage_table
@@ -67,14 +73,74 @@ def told(row):
 
 def bench():
     """What `python -m fa_ref bench` prints."""
-    run = subprocess.run([sys.executable, "-m", "fa_ref", "bench"], capture_output=True, text=True, check=True)
-    told = "\n".join(line.rstrip() for line in run.stdout.splitlines()).strip("\n")
+    told = printed([sys.executable, "-m", "fa_ref", "bench"])
     marks.fill(VERIFICATION, "bench", f"{date.today()}, {platform.machine()}, Python {platform.python_version()}, "
                                       f"NumPy {np.__version__}:\n\n```text\n{told}\n```")
 
 
+def warps():
+    """`cuda_kernels.counts` as a table."""
+    marks.fill(ROOT / "docs" / "gpu.md", "warps", warps_table())
+
+
+def warps_table():
+    """The same as text."""
+    return markdown(["kernel", "warps", "barriers", "shuffles", "shared writes", "shared reads", "handed over"],
+                    counts.table(), numbers=range(1, 7))
+
+
+def planted():
+    """What `tests/test_planted_faults.py` prints."""
+    told = printed([sys.executable, "tests/test_planted_faults.py"])
+    marks.fill(VERIFICATION, "planted", f"```text\n{told}\n```")
+
+
+def printed(command):
+    """What a command prints in the folder of the repository."""
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return "\n".join(line.rstrip() for line in run.stdout.splitlines()).strip("\n")
+
+
+def gpu(*files):
+    """Checks, and what each rung costs, from the JSON files of gpu_check.py."""
+    runs = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
+    checks = [(name, "ok" if ok else "**failed**", words.replace("\n", " "))
+              for run in runs for name, ok, words in run["rows"] if name != "costs"]
+    marks.fill(VERIFICATION, "gpu", on(runs) + markdown(["check", "", "seen"], checks))
+    for run in runs:
+        if run["costs"]:
+            rows = [(kernel, pass_, heads, f"{ms:.2f}", f"{ratio:.1f} ×", f"{mb:,.0f}")
+                    for heads, kernel, pass_, ms, ratio, mb in run["costs"]]
+            marks.fill(VERIFICATION, "costs", on([run]) + markdown(
+                ["kernel", "pass", "heads", "ms", "to torch math", "MB"], rows, numbers=range(2, 6)))
+
+
+def sanitize(file):
+    """What compute-sanitizer found, from the JSON file of sanitize.py."""
+    run = json.loads(Path(file).read_text(encoding="utf-8"))
+    found = {(tool, kernel): (problems, n) for tool, kernel, problems, n in run["rows"]}
+    tools, kernels = (list(dict.fromkeys(key[n] for key in found)) for n in (0, 1))
+    rows = [(kernel, found[tools[0], kernel][0],
+             *("did not end" if found[tool, kernel][1] is None else found[tool, kernel][1] for tool in tools))
+            for kernel in kernels]
+    table = markdown(["kernel", "problems", *tools], rows, numbers=range(1, 5))
+    marks.fill(VERIFICATION, "sanitize", on([run]) + table)
+
+
+def on(runs):
+    """Where and when: a line for each run that differs."""
+    return "\n".join(dict.fromkeys(run["on"] for run in runs)) + ":\n\n"
+
+
+def markdown(head, rows, numbers=()):
+    """A table; the columns in `numbers` are set to the right."""
+    rule = ["---:" if n in numbers else "---" for n in range(len(head))]
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in (head, rule, *rows))
+
+
 if __name__ == "__main__":
-    commands = {"coverage": coverage, "kit": kit, "bench": bench}
+    commands = {"coverage": coverage, "kit": kit, "bench": bench, "warps": warps, "planted": planted,
+                "gpu": gpu, "sanitize": sanitize}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])

@@ -1,27 +1,31 @@
 """All about the kernels that needs a GPU: the kit, streams, large offsets, limits, time, memory. One table last.
 
     python gpu_check.py                         all of it (about 8 minutes with 16 cores; compiling is most of it)
-    python gpu_check.py --only time,streams     some of it
-    python gpu_check.py --small                 a dozen small problems per kernel and no torch, for compute-sanitizer
+    python gpu_check.py --only costs,streams    some of it
+    python gpu_check.py --save gpu.json         keep the tables for `python docs/generate.py gpu gpu.json`
+    python gpu_check.py --small fa2             a dozen small problems of one kernel and no torch, for sanitize.py
 
 Ends with 0 if everything held.
 """
 
 import argparse
+import json
 import os
 import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
+from datetime import date
 from multiprocessing import get_context
 
 os.environ.setdefault("FA_REF_CUDA", "gpu")
 
+import gpu_costs
 import numpy as np
 from ml_dtypes import bfloat16
 
 import cuda_kernels
-from cuda_kernels import registered
+from cuda_kernels import WITH_BACKWARD, registered
 from fa_ref.testing import Problem, Result, oracle, tolerance
 from fa_ref.testing.properties import PROPERTIES
 from fa_ref.testing.running import try_property
@@ -31,9 +35,7 @@ DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "
 # every tile, head dim and dtype is one more kernel to compile, so each dtype gets its own few
 SHAPES = {"float32": {"head_dims": (3, 64), "tiles": (7,)}, "float64": {"head_dims": (8, 17), "tiles": (16,)},
           "float16": {"head_dims": (16, 40), "tiles": (5,)}, "bfloat16": {"head_dims": (1, 32), "tiles": (4,)}}
-THREADS = (33, 128, 256)
-RATIO = 10                                      # teaching fa2 may take this many times what torch's math backend does
-
+THREADS, WARPS = (33, 128, 256), (32, 96, 256)
 
 # --- arrays ---------------------------------------------------------------------------------------------------
 
@@ -74,7 +76,7 @@ def solve_numpy(p, kernel, threads=None, deterministic=False):
     how = {**p.options, **walk(p), "kernel": kernel, "threads": threads}
     del how["bias"], how["alibi_slopes"]
     out, lse = cuda_kernels.forward(p.q, p.k, p.v, **how)
-    if p.dout is None:
+    if p.dout is None or kernel not in WITH_BACKWARD:
         return Result(out, lse)
     return Result(out, lse, *cuda_kernels.backward(p.dout, p.q, p.k, p.v, out, lse, dlse=p.dlse,
                                                    deterministic=deterministic, **how))
@@ -89,8 +91,9 @@ def solve_torch(p, kernel, threads=None, deterministic=False):
     return Result(**{name: on_host(x) for name, x in fields.items()})
 
 
-def threads_of(p):
-    return THREADS[(p.q.shape[2] + p.k.shape[2]) % len(THREADS)]
+def threads_of(p, kernel):
+    choices = THREADS if kernel in WITH_BACKWARD else WARPS
+    return choices[(p.q.shape[2] + p.k.shape[2]) % len(choices)]
 
 
 def judged(result, truth, bounds):
@@ -124,7 +127,7 @@ def kit_job(kernel, dtype, kind, examples, stop_at):
     deterministic = kind == "torch CUDA"
 
     def ask(p):
-        return solve(p, kernel, threads_of(p), deterministic)
+        return solve(p, kernel, threads_of(p, kernel), deterministic)
 
     supports = registered.implementation(kernel, deterministic=deterministic)[1].but(
         dtypes=(dtype,), max_length=40, max_heads=4, **SHAPES[dtype])
@@ -139,7 +142,7 @@ def kit_job(kernel, dtype, kind, examples, stop_at):
 
 
 def kit(report, examples, minutes):
-    """The kit: three kernels, four dtypes, NumPy arrays and CUDA tensors."""
+    """The kit: every kernel, four dtypes, NumPy arrays and CUDA tensors."""
     stop_at = time.monotonic() + 60 * minutes
     in_processes(report, [(kit_job, kernel, dtype, kind, examples, stop_at) for kernel in KERNELS for dtype in DTYPES
                           for kind in ("NumPy", "torch CUDA")])
@@ -163,6 +166,8 @@ def larger_job(kernel, dtype):
     worst, failed = 0.0, []
     for n, option in enumerate(options):
         p = large_problem(DTYPES[dtype], n, 333, 517, 64, 48, **option)
+        if kernel not in WITH_BACKWARD:
+            p = p.replace(dout=None, dlse=None)
         truth, bounds = oracle.solve(p), tolerance.bounds(p)
         for solve in (solve_numpy, solve_torch):
             try:
@@ -184,7 +189,7 @@ def any_threads(report):
     p = large_problem(np.float32, 5, 70, 90, 64, 64, causal=True, softcap=3.0, sink=np.zeros(4, "f4"), block_q=16,
                       block_k=16)
     truth, bounds = oracle.solve(p), tolerance.bounds(p)
-    for kernel in KERNELS:
+    for kernel in WITH_BACKWARD:
         first = solve_numpy(p, kernel, 128, deterministic=True)
         judged(first, truth, bounds)
         for threads in (1, 3, 31, 32, 33, 500, 1024):
@@ -193,6 +198,15 @@ def any_threads(report):
             for name in ("out", "lse", "dq", "dk", "dv"):
                 assert getattr(first, name).tobytes() == getattr(other, name).tobytes(), (kernel, threads, name)
         report.add(f"1 to 1024 threads, {kernel}", True, "the same bits")
+    p = p.replace(dout=None, dlse=None)
+    for kernel in KERNELS:
+        if kernel not in WITH_BACKWARD:
+            results = [solve_numpy(p, kernel, 32 * warps) for warps in range(1, 9)]
+            worst = max(judged(result, truth, bounds) for result in results)
+            bits = len({result.out.tobytes() for result in results})
+            assert kernel != "fa2_warps" or bits == 1
+            told = "the same bits" if bits == 1 else f"{bits} results that differ in the last bits"
+            report.add(f"1 to 8 warps, {kernel}", True, f"{told}, worst {worst:.2f} of its bound")
 
 
 # --- torch ----------------------------------------------------------------------------------------------------
@@ -203,7 +217,7 @@ def streams(report):
 
     shape = (2, 4, 300, 64)
     real = [torch.randn(shape, device="cuda") for _ in range(4)]
-    for kernel in KERNELS:
+    for kernel in WITH_BACKWARD:
         answer = cuda_kernels.forward(*real[:3], kernel=kernel, causal=True)
         grads = cuda_kernels.backward(real[3], *real[:3], *answer, kernel=kernel, causal=True, deterministic=True)
         torch.cuda.synchronize()
@@ -253,25 +267,27 @@ def kinds(report):
         assert y is None or np.array_equal(x.copy_to_host(), y)
     report.add("Numba's device arrays", True, "equal bits, device arrays returned")
 
-    for arguments, options, error, word in [
-        ((q, k.cpu(), v), {}, TypeError, "different kinds or devices"), ((q, p.k, p.v), {}, TypeError, "NumPy array"),
-        ((q, k, v), {"threads": 1025}, ValueError, "1024"),
-        ((q, k, v), {"mask": device["mask"]}, TypeError, "mask must be on"),
-        ((q.to(torch.int8), k, v), {}, TypeError, "int8"),
-        ((p.q, p.k, p.v), {"mask": on_gpu(p.mask)}, TypeError, "mask"),
-        ([x.expand(70000, *x.shape[1:]) for x in (q, k, v)], {}, ValueError, "65535"),
+    for name, arguments, options, error, word in [
+        ("two devices", (q, k.cpu(), v), {}, TypeError, "different kinds or devices"),
+        ("tensors and arrays", (q, p.k, p.v), {}, TypeError, "NumPy array"),
+        ("threads", (q, k, v), {"threads": 1025}, ValueError, "1024"),
+        ("threads of warps", (q, k, v), {"threads": 48, "kernel": "fa2_warps"}, ValueError, "multiple of 32"),
+        ("a mask of another kind", (q, k, v), {"mask": device["mask"]}, TypeError, "mask must be on"),
+        ("int8", (q.to(torch.int8), k, v), {}, TypeError, "int8"),
+        ("a mask on the device", (p.q, p.k, p.v), {"mask": on_gpu(p.mask)}, TypeError, "mask"),
+        ("grid", [x.expand(70000, *x.shape[1:]) for x in (q, k, v)], {}, ValueError, "65535"),
     ]:
         try:
             cuda_kernels.forward(*arguments, **options)
         except error as told:
-            assert word in str(told), told
+            assert word in str(told), f"{name}: {told}"
         else:
-            raise AssertionError(f"not refused: {word}")
+            raise AssertionError(f"not refused: {name}")
     report.add("bad input on the device", True, "refused with the numbers")
 
     for shape_q, shape_k in (((1, 2, 0, 8), (1, 2, 5, 8)), ((1, 2, 5, 8), (1, 2, 0, 8)), ((0, 2, 5, 8), (0, 2, 5, 8))):
         x, y = torch.randn(shape_q, device="cuda"), torch.randn(shape_k, device="cuda")
-        for kernel in KERNELS:
+        for kernel in WITH_BACKWARD:
             out, lse = cuda_kernels.forward(x, y, y, kernel=kernel)
             grads = cuda_kernels.backward(torch.ones_like(out), x, y, y, out, lse, kernel=kernel)
             assert not out.any() and torch.isneginf(lse).all() and not any(g.any() for g in grads[:3])
@@ -311,7 +327,7 @@ def offsets(report):
         view.copy_(x)
         views.append(view)
     assert views[0].stride(0) * 3 > 2**31
-    for kernel in KERNELS:
+    for kernel in WITH_BACKWARD:
         answer, other = (cuda_kernels.forward(q, *kv, kernel=kernel) for kv in ((k, v), views))
         grads, other_grads = (cuda_kernels.backward(dout, q, *kv, *answer, kernel=kernel, deterministic=True)
                               for kv in ((k, v), views))
@@ -324,7 +340,7 @@ def offsets(report):
     q = torch.randn(1, 1, rows, d, device="cuda", dtype=torch.float16)
     k, v = (torch.randn(1, 1, 24, d, device="cuda", dtype=torch.float16) for _ in range(2))
     assert q.numel() > 2**31
-    for kernel in ("fa2", "standard"):
+    for kernel in ("fa2", "fa2_warps", "standard"):
         out, lse = cuda_kernels.forward(q, k, v, kernel=kernel)
         last = cuda_kernels.forward(q[:, :, -96:].contiguous(), k, v, kernel=kernel)
         assert torch.equal(out[:, :, -96:], last.out) and torch.equal(lse[:, :, -96:], last.lse)
@@ -333,114 +349,23 @@ def offsets(report):
         del out, lse
 
 
-# --- time and memory ------------------------------------------------------------------------------------------
-
-def milliseconds(call, runs):
-    """The median time of a call on the device, after a first one that compiles."""
-    import torch
-
-    call()
-    times = []
-    for _ in range(runs):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return float(np.median(times))
-
-
-def megabytes(call):
-    """Device memory that a call needs beyond its inputs, as torch counts it (results included)."""
-    import torch
-
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def timing(report):
-    """Every kernel at N = 4096, d = 64, float32, against torch's math backend in the same run."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    torch.backends.cuda.matmul.allow_tf32 = False
-    for heads in (16, 1):
-        q, k, v, dout = (torch.randn(1, heads, 4096, 64, device="cuda") for _ in range(4))
-        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-
-        def math_forward(q=q, k=k, v=v):
-            with sdpa_kernel(SDPBackend.MATH):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v)
-
-        def math_both(leaves=leaves, dout=dout):
-            with sdpa_kernel(SDPBackend.MATH):
-                out = torch.nn.functional.scaled_dot_product_attention(*leaves)
-            return torch.autograd.grad(out, leaves, dout)
-
-        forward_ms = milliseconds(math_forward, 20)
-        backward_ms = milliseconds(math_both, 20) - forward_ms
-        report.add(f"time: torch math forward, {heads} heads", True,
-                   f"{forward_ms:.2f} ms, {megabytes(math_forward):.0f} MB")
-        report.add(f"time: torch math backward, {heads} heads", True,
-                   f"{backward_ms:.2f} ms, {megabytes(math_both):.0f} MB with the forward pass")
-        truth = math_forward()
-        for kernel in KERNELS:
-            def forward(kernel=kernel, q=q, k=k, v=v):
-                return cuda_kernels.forward(q, k, v, kernel=kernel)
-
-            answer = forward()
-            assert torch.allclose(answer.out, truth, rtol=0, atol=1e-5)
-
-            def backward(deterministic=False, kernel=kernel, q=q, k=k, v=v, dout=dout, answer=answer):
-                return cuda_kernels.backward(dout, q, k, v, *answer, kernel=kernel, deterministic=deterministic)
-
-            ms, mb = milliseconds(forward, 3), megabytes(forward)
-            must = kernel == "fa2" and heads == 16
-            told = f"{ms:.2f} ms = {ms / forward_ms:.1f} × torch, {mb:.0f} MB"
-            report.add(f"time: {kernel} forward, {heads} heads", not must or ms <= RATIO * forward_ms,
-                       told + (f" (must be ≤ {RATIO} ×)" if must else ""))
-            for deterministic in (False, True) if kernel == "fa2" else (False,):
-                ms = milliseconds(lambda flag=deterministic, backward=backward: backward(flag), 3)
-                how = " deterministic" if deterministic else ""
-                report.add(f"time: {kernel} backward{how}, {heads} heads", True,
-                           f"{ms:.2f} ms = {ms / backward_ms:.1f} × torch, {megabytes(backward):.0f} MB")
-
-
-def memory(report):
-    """fa2 needs memory in proportion to N: four times the length, four times the bytes, forward and backward."""
-    import torch
-
-    used = {}
-    for N in (4096, 16384):
-        x = [torch.randn(1, 2, N, 64, device="cuda") for _ in range(4)]
-        answer = cuda_kernels.forward(*x[:3])
-        used[N] = megabytes(lambda x=x: cuda_kernels.forward(*x[:3])), megabytes(
-            lambda x=x, answer=answer: cuda_kernels.backward(x[3], *x[:3], *answer))
-    for pass_, small, large in zip(("forward", "backward"), used[4096], used[16384], strict=True):
-        report.add(f"memory: fa2 {pass_}, N = 4096 and 16384", large <= 4.2 * small,
-                   f"{small:.1f} MB and {large:.1f} MB")
-
-
 # --- for compute-sanitizer ------------------------------------------------------------------------------------
 
-def small(report):
-    """A dozen small problems per kernel on NumPy arrays: ragged tails, grouped heads, every option."""
+def small(report, kernel):
+    """A dozen small problems of one kernel on NumPy arrays: ragged tails, grouped heads, every option."""
     rng = np.random.default_rng(0)
-    for kernel in KERNELS:
-        count = 0
-        for dtype in DTYPES.values():
-            for options in ({"causal": True}, {"window": (2, 1), "softcap": 2.0},
-                            {"mask": rng.random((9, 13)) < .6, "sink": np.zeros(4, "f4"), "reverse": True}):
-                p = large_problem(dtype, count, 9, 13, 5, 3, block_q=4, block_k=5, **options)
-                result = solve_numpy(p, kernel, (33, 128)[count % 2], deterministic=count % 2 == 0)
-                judged(result, oracle.solve(p), tolerance.bounds(p))
-                count += 1
-        report.add(f"small problems, {kernel}", True, f"{count} forward and backward")
+    count = 0
+    for dtype in DTYPES.values():
+        for options in ({"causal": True}, {"window": (2, 1), "softcap": 2.0},
+                        {"mask": rng.random((9, 13)) < .6, "sink": np.zeros(4, "f4"), "reverse": True}):
+            p = large_problem(dtype, count, 9, 13, 5, 3, block_q=4, block_k=5, **options)
+            if kernel not in WITH_BACKWARD:
+                p = p.replace(dout=None, dlse=None)
+            threads = ((33, 128) if kernel in WITH_BACKWARD else (64, 128))[count % 2]
+            result = solve_numpy(p, kernel, threads, deterministic=count % 2 == 0)
+            judged(result, oracle.solve(p), tolerance.bounds(p))
+            count += 1
+    report.add(f"small problems, {kernel}", True, f"{count} problems")
 
 
 # --- the run --------------------------------------------------------------------------------------------------
@@ -449,7 +374,7 @@ class Report:
     """Rows (check, held?, words), told as they come and as a table at the end."""
 
     def __init__(self):
-        self.rows = []
+        self.rows, self.costs = [], []
 
     def add(self, name, ok, words):
         self.rows.append((name, ok, words))
@@ -461,21 +386,33 @@ class Report:
                          for name, ok, words in self.rows)
 
 
-CHECKS = {"small": small, "larger": larger, "threads": any_threads, "streams": streams, "kinds": kinds,
-          "repeats": repeats, "offsets": offsets, "time": timing, "memory": memory}
+CHECKS = {"larger": larger, "threads": any_threads, "streams": streams, "kinds": kinds, "repeats": repeats,
+          "offsets": offsets, "costs": gpu_costs.costs, "memory": gpu_costs.memory}
+
+
+def on_which():
+    """The device, the day and the versions in one line."""
+    import numba_cuda
+    import torch
+    return (f"{torch.cuda.get_device_name()}, {date.today()}, Python {sys.version.split()[0]}, NumPy {np.__version__}, "
+            f"numba-cuda {numba_cuda.__version__}, torch {torch.__version__.split('+')[0]}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"comma-separated, out of kit, {', '.join(CHECKS)}")
-    parser.add_argument("--small", action="store_true", help="only the small problems")
+    parser.add_argument("--small", choices=KERNELS, help="only the small problems of this kernel")
+    parser.add_argument("--save", metavar="FILE", help="write the tables as JSON")
     parser.add_argument("--examples", type=int, default=15, help="problems per property of the kit (15)")
     parser.add_argument("--minutes", type=float, default=5, help="for the kit (5)")
     options = parser.parse_args()
-    wanted = ["small"] if options.small else options.only.split(",") if options.only else ["kit", *CHECKS]
-    from numba import cuda
-    print(f"{cuda.get_current_device().name}, Python {sys.version.split()[0]}, NumPy {np.__version__}", flush=True)
+    wanted = options.only.split(",") if options.only else ["kit", *CHECKS]
     report = Report()
+    if options.small:
+        small(report, options.small)
+        return 0
+    machine = on_which()
+    print(machine, flush=True)
     for name in wanted:
         begun = time.monotonic()
         try:
@@ -487,6 +424,9 @@ def main():
             report.add(name, False, traceback.format_exc())
         print(f"        {name}: {time.monotonic() - begun:.0f} s", flush=True)
     print(f"\n{report.table()}")
+    if options.save:
+        with open(options.save, "w", encoding="utf-8") as file:
+            json.dump({"on": machine, "rows": report.rows, "costs": report.costs}, file, indent=1)
     return 0 if all(ok for _, ok, _ in report.rows) else 1
 
 

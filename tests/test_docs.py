@@ -68,10 +68,18 @@ SESSIONS = [(page, line, text) for page in PAGES for line, text in fences(page, 
 
 
 def without_places(transcript):
-    """The transcript from its first > on; …/fa_ref/fa2.py(62) and …/fa_ref/fa2.py:62 become fa_ref/fa2.py(…)."""
-    start = re.search(r"^> ", transcript, re.MULTILINE).start()
-    transcript = re.sub(r"(^> <string>.*\n)-> .*\n", r"\1", transcript, flags=re.MULTILINE)  # Python 3.13 shows -c
-    return re.sub(r"\S*\b(fa_ref/\w+\.py)(\(\d+\)|:\d+)", r"\1(…)", transcript[start:]).strip()
+    """The transcript from its first > on; …/fa_ref/fa2.py(62) and …/fa_ref/fa2.py:62 become fa_ref/fa2.py(…).
+
+    The simulator's (shared, fa2.py:82) becomes (shared, fa2.py:…).
+    """
+    transcript = transcript[re.search(r"^> ", transcript, re.MULTILINE).start():].strip()
+    for pattern, short in [
+        (r"(?m)(^> <string>.*\n)-> .*\n", r"\1"),                                          # Python 3.13 shows -c
+        (r"(\(shared, \w+\.py:)\d+\)", r"\1…)"),
+        (r"\S*\b((?:fa_ref|cuda_kernels)/\w+\.py)(\(\d+\)|:\d+)", r"\1(…)"),
+    ]:
+        transcript = re.sub(pattern, short, transcript)
+    return transcript
 
 
 def replay(session):
@@ -94,18 +102,19 @@ def test_a_recorded_session_repeats(page, line, session):
     assert without_places(now) == without_places(session), f"{page.name}, line {line}: now it reads\n\n{now}"
 
 
-def test_the_breakpoints_of_the_debugging_page_are_statements_of_fa2():
-    page = (DOCS / "debugging.md").read_text(encoding="utf-8")
-    table = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
-    source = (ROOT / "fa_ref/fa2.py").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("page", "source"), [("debugging.md", "fa_ref/fa2.py"),
+                                              ("debugging_kernels.md", "cuda_kernels/fa2.py")])
+def test_the_breakpoints_of_the_debugging_pages_are_statements_of_fa2(page, source):
+    table = re.findall(r"^\| `([^`]+)` \|", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert len(table) >= 4
-    assert [statement for statement in table if statement not in source] == []
+    assert [statement for statement in table if statement not in (ROOT / source).read_text(encoding="utf-8")] == []
 
 
-def test_the_debug_configuration_that_the_page_names_exists():
+@pytest.mark.parametrize(("page", "number"), [("debugging.md", 2), ("debugging_kernels.md", 1)])
+def test_the_debug_configurations_that_the_pages_name_exist(page, number):
     names = [c["name"] for c in json.loads((ROOT / ".vscode/launch.json").read_text())["configurations"]]
-    asked = re.findall(r"configuration\s+\*\*(.+?)\*\*", (DOCS / "debugging.md").read_text(encoding="utf-8"))
-    assert len(asked) == 2 and set(asked) <= set(names)
+    asked = re.findall(r"configuration\s+\*\*(.+?)\*\*", (DOCS / page).read_text(encoding="utf-8"))
+    assert len(asked) == number and set(asked) <= set(names)
 
 
 # --- links and names ------------------------------------------------------------------------------------------
@@ -145,8 +154,8 @@ def missing(span):
             defined = {node.name for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body
                        if isinstance(node, ast.FunctionDef | ast.ClassDef)}
             return None if name in defined else span
-    elif re.fullmatch(r"fa_ref(\.\w+)+", span):
-        owner = fa_ref
+    elif re.fullmatch(r"(fa_ref|cuda_kernels)(\.\w+)+", span):
+        owner = import_module(span.split(".")[0])
         for part in span.split(".")[1:]:
             try:
                 owner = getattr(owner, part, None) or import_module(f"{owner.__name__}.{part}")
@@ -161,7 +170,8 @@ def test_everything_that_is_named_exists(page):
 
 
 @pytest.mark.parametrize("span", [
-    "fa_ref/fa9.py", "tests/test_docs.py::test_nothing", "fa_ref.forwards", "fa_ref.scores.Rule.sort", "docs/no.md"])
+    "fa_ref/fa9.py", "tests/test_docs.py::test_nothing", "fa_ref.forwards", "fa_ref.scores.Rule.sort", "docs/no.md",
+    "cuda_kernels.simulator.audits"])
 def test_a_wrong_name_is_noticed(span):
     assert missing(span)
 
@@ -169,7 +179,8 @@ def test_a_wrong_name_is_noticed(span):
 @each_page
 def test_steps_that_are_named_exist(page):
     """`fa_ref/fa2.py` steps (5), (6): those numbers stand in that file."""
-    named = re.findall(r"`(fa_ref/\w+\.py)` steps? ((?:\(\d+\)(?:, | and )?)+)", page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:fa_ref|cuda_kernels)/\w+\.py)` steps? ((?:\(\d+\)(?:, | and )?)+)", text)
     wrong = [(file, step) for file, steps in named for step in re.findall(r"\(\d+\)", steps)
              if f"# {step} " not in (ROOT / file).read_text(encoding="utf-8")]
     assert not wrong

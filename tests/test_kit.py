@@ -282,6 +282,25 @@ def forgets_empty_rows(problem):
     return replace(answer, out=out)
 
 
+def forgets_a_gradient(problem):
+    """Allocates dq with np.empty and does not write its last row."""
+    answer = RIGHT(problem)
+    if answer.dq is None:
+        return answer
+    dq = np.empty_like(answer.dq)
+    dq[:, :, :-1] = answer.dq[:, :, :-1]
+    return replace(answer, dq=dq)
+
+
+def shaky_gradients(problem):
+    """Every call has another last bit in dk, as sums by atomics have."""
+    calls["shaky"] += 1
+    answer = RIGHT(problem)
+    if answer.dk is None or not calls["shaky"] % 2:
+        return answer
+    return replace(answer, dk=np.nextafter(answer.dk, np.float32(9)))
+
+
 def scales_in_place(problem):
     """Multiplies its argument by the scale."""
     problem.q[...] *= problem.q.shape[3] ** -0.5
@@ -332,7 +351,9 @@ WRONG = {
     "unread_storage_has_no_influence": [
         (lambda p: Result(*attention(p)), PLAIN.but(unread_nan=True, bool_mask=True))],  # 0·NaN
     "repeats_are_bitwise_equal": [(restless, PLAIN)],
-    "outputs_are_fully_written": [(forgets_empty_rows, PLAIN.but(bool_mask=True, empty_rows=True))],
+    "outputs_are_fully_written": [
+        (forgets_empty_rows, PLAIN.but(bool_mask=True, empty_rows=True)),
+        (forgets_a_gradient, PLAIN.but(gradients=True, deterministic=False))],
     "inputs_are_unchanged": [(scales_in_place, PLAIN)],
     "shapes_and_dtypes": [
         (changed(RIGHT, out=lambda a, p: a.out.astype(np.float64)), PLAIN),
@@ -356,6 +377,14 @@ def test_every_property_can_fail(name, fn, supports):
     again = replay(fn, supports, wrong.recipe, [name])
     assert [row.status for row in again.rows] == ["failed"], "the seed line must bring the failure back"
     assert f'--replay "{wrong.recipe}"' in wrong.detail
+
+
+@pytest.mark.parametrize("name", [name for name in PROPERTIES if name != "packed_is_a_loop_over_sequences"])
+def test_gradients_by_atomics_pass(name):
+    """Right up to the last bit, which is another one in every call: no property takes that for a fault."""
+    shaky = PLAIN.but(gradients=True, deterministic=False, lse="natural", tiles=(1, 2), reverse=True)
+    row = try_property(name, shaky_gradients, shaky, examples=20)
+    assert row.status in ("ok", "unsupported"), row.detail
 
 
 @pytest.mark.parametrize("fn, told", [

@@ -14,6 +14,7 @@ STEP = re.compile(r"#\s*\((\d+)\)\s*(.*?)\s*$")
 SHAPE = re.compile(r"\s*\([bN][^()]*,[^()]*\)$")                    # a shape at the end of a line: (br, bc), (Nq,)
 FILES = {"standard": ("standard",), "fa1": ("fa1", "fa1_backward"), "fa2": ("fa2", "fa2_backward")}
 names = pytest.mark.parametrize("name", FILES)
+BY_WARPS = {"fa1_warps": "fa1", "fa2_warps": "fa2"}
 
 
 def functions(path):
@@ -45,7 +46,16 @@ def kernel_steps(name):
 @names
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
 def test_the_steps_are_those_of_numpy(name, pass_):
-    wanted, found = steps(NUMPY / f"{name}.py")[pass_], kernel_steps(name)[pass_]
+    same(steps(NUMPY / f"{name}.py")[pass_], kernel_steps(name)[pass_])
+
+
+@pytest.mark.parametrize("name", BY_WARPS)
+def test_the_steps_by_warps_are_those_of_numpy(name):
+    same(steps(NUMPY / f"{BY_WARPS[name]}.py")["forward"], steps(CUDA / f"{name}.py")["forward"])
+
+
+def same(wanted, found):
+    """The same steps; a kernel may add words to the end of one."""
     assert [n for n, _ in wanted] == list(range(1, len(wanted) + 1)) and len(wanted) >= 5
     assert [n for n, _ in found] == [n for n, _ in wanted]
     for (n, text), (_, reference) in zip(found, wanted, strict=True):

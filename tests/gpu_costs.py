@@ -1,0 +1,107 @@
+"""What each rung of the kernels costs in time and device memory, beside torch's math backend in the same run."""
+
+import numpy as np
+
+import cuda_kernels
+from cuda_kernels import WITH_BACKWARD
+
+RATIO = 10                  # teaching fa2 may take this many times what torch's math backend does
+N, D = 4096, 64
+
+
+def milliseconds(call, runs):
+    """The median time of a call on the device, after a first one that compiles."""
+    import torch
+
+    call()
+    times = []
+    for _ in range(runs):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return float(np.median(times))
+
+
+def megabytes(call):
+    """Device memory that a call needs beyond its inputs, as torch counts it (results included)."""
+    import torch
+
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def costs(report):
+    """Every kernel at N = 4096, d = 64, float32, 16 heads and 1 head; report.costs gets the table."""
+    for heads in (16, 1):
+        x, torchs, truth = torch_math(heads)
+        for pass_, (ms, mb) in torchs.items():
+            add(report, heads, "torch math", pass_, ms, mb, 1.0)
+        for kernel in cuda_kernels.KERNELS:
+            answer = cuda_kernels.forward(*x[:3], kernel=kernel)
+            assert abs(answer.out - truth).max() <= 1e-5
+            ms, mb = measured(lambda k=kernel, x=x: cuda_kernels.forward(*x[:3], kernel=k))
+            ratio = ms / torchs["forward"][0]
+            add(report, heads, kernel, "forward", ms, mb, ratio)
+            if kernel == "fa2" and heads == 16:
+                report.add("time of fa2 forward", ratio <= RATIO, f"{ratio:.1f} × torch math, must be ≤ {RATIO} ×")
+            for deterministic in (False, True) if kernel == "fa2" else (False,) if kernel in WITH_BACKWARD else ():
+                def backward(kernel=kernel, deterministic=deterministic, x=x, answer=answer):
+                    return cuda_kernels.backward(x[3], *x[:3], *answer, kernel=kernel, deterministic=deterministic)
+
+                ms, mb = measured(backward)
+                name = "backward, deterministic" if deterministic else "backward"
+                add(report, heads, kernel, name, ms, mb, ms / torchs["backward"][0])
+    report.add("costs", True, f"{len(report.costs)} rows")
+
+
+def measured(call):
+    return milliseconds(call, 3), megabytes(call)
+
+
+def torch_math(heads):
+    """q, k, v, dout; {pass: (ms, MB)} of torch's math backend; its output."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    x = [torch.randn(1, heads, N, D, device="cuda") for _ in range(4)]
+    leaves = [y.clone().requires_grad_() for y in x[:3]]
+
+    def forward(q, k, v):
+        with sdpa_kernel(SDPBackend.MATH):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    def both():
+        return torch.autograd.grad(forward(*leaves), leaves, x[3])
+
+    ms = milliseconds(lambda: forward(*x[:3]), 20)
+    found = {"forward": (ms, megabytes(lambda: forward(*x[:3]))),
+             "backward": (milliseconds(both, 20) - ms, megabytes(both))}
+    return x, found, forward(*x[:3])
+
+
+def add(report, heads, kernel, pass_, ms, mb, ratio):
+    report.costs.append((heads, kernel, pass_, ms, ratio, mb))
+    print(f"        {heads} heads, {kernel} {pass_}: {ms:.2f} ms, {ratio:.1f} × torch math, {mb:.0f} MB", flush=True)
+
+
+def memory(report):
+    """fa2 needs memory in proportion to N: four times the length, four times the bytes, forward and backward."""
+    import torch
+
+    used = {}
+    for length in (4096, 16384):
+        x = [torch.randn(1, 2, length, D, device="cuda") for _ in range(4)]
+        answer = cuda_kernels.forward(*x[:3])
+        used[length] = megabytes(lambda x=x: cuda_kernels.forward(*x[:3])), megabytes(
+            lambda x=x, answer=answer: cuda_kernels.backward(x[3], *x[:3], *answer))
+    for pass_, small, large in zip(("forward", "backward"), used[4096], used[16384], strict=True):
+        report.add(f"memory of fa2 {pass_}, N = 4096 and 16384", large <= 4.2 * small,
+                   f"{small:.1f} MB and {large:.1f} MB")
