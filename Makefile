@@ -52,14 +52,19 @@ debug-kernel: $(CORE)  ## the same in a GPU kernel, without a GPU: cuda_kernels/
 lab: $(NOTEBOOKS)  ## JupyterLab in this folder
 	@$(RUN) -m jupyterlab
 
-bench: $(DEV)  ## time and memory of the loops, as ratios to standard attention and to torch; speed of the simulator
+bench: $(DEV)  ## time and memory of the loops, as ratios to standard attention and to torch; simulator, ledger, player
 	@$(RUN) -m fa_ref bench && FA_REF_CUDA=sim $(RUN) -m cuda_kernels speed
+	@$(RUN) -m pytest -q -s tests/test_player.py tests/test_player_page.py -k "megabytes or within_a_second"
 
-gpu: $(GPU)  ## all about the kernels that needs a GPU: the kit, streams, large offsets, time, memory
+gpu: a-gpu $(GPU)  ## all about the kernels that needs a GPU: the kit, streams, large offsets, time, memory
 	@FA_REF_CUDA=gpu $(RUN) tests/gpu_check.py
 
-sanitize: $(GPU)  ## compute-sanitizer over small problems of every kernel: memory, races, barriers
+sanitize: a-gpu $(GPU)  ## compute-sanitizer over small problems of every kernel: memory, races, barriers
 	@FA_REF_CUDA=gpu $(RUN) tests/sanitize.py
+
+.PHONY: a-gpu
+a-gpu:
+	@nvidia-smi -L > /dev/null 2>&1 || { echo "this needs an NVIDIA GPU, and nvidia-smi finds none here"; exit 1; }
 
 mutants: $(DEV)  ## plant small faults in the algorithms and count how many the tests catch (under an hour)
 	@$(RUN) tests/mutants.py

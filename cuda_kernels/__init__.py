@@ -5,6 +5,8 @@ The letters are those of `fa_ref`, and these are new:
     t T         number of this thread in its block, threads of a block
     e           an element of a tile, counted row by row; thread t takes e = t, t + T, t + 2T, …
     w lane      number of the warp in its block, of the thread in its warp of 32
+    n R         a row of those that a warp has, how many it has
+    y           of the keys or channels that a lane has, which one
     r c x       row, column and channel inside a tile
     row0 col0   first query, first key of a tile; br bc how many there are
     g           the key/value head of query head h

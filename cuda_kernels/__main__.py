@@ -1,27 +1,35 @@
-"""The commands: `python -m cuda_kernels tour | debug | counts | speed`; each tells its options with --help."""
+"""The commands: `python -m cuda_kernels tour | debug | play | counts | speed`."""
 
 import importlib
 import sys
 
+import cuda_kernels
+
 COMMANDS = {
     "tour": "every kernel against the truth on real data, and what happens on chip",
-    "debug": "a debugger inside a kernel on a tiny problem, with one thread in the simulator",
+    "debug": "a debugger inside a kernel on a tiny problem, with one thread in the simulator (options: debug --help)",
+    "play": "a kernel's run as a web page, to step through forwards and backwards (options: play --help)",
     "counts": "split-K against split-Q: barriers, shuffles and shared memory of fa1_warps and fa2_warps",
     "speed": "what the simulator costs, beside Numba's own",
 }
-IN_THE_SIMULATOR = ("debug", "counts", "speed")
+MODULES = {"play": "cuda_kernels.player", "speed": "cuda_kernels.simulator.speed"}  # the others: cuda_kernels.NAME
+WITH_OPTIONS = ("debug", "play")
+ONLY_SIMULATED = ("play", "counts", "speed")
 
 
 def main(argv):
-    """Run one command; an unknown one prints the list and returns 2."""
-    if not argv or argv[0] not in COMMANDS:
-        wanted = argv and argv[0] in ("-h", "--help")
-        print("usage: python -m cuda_kernels COMMAND ...", *(f"  {name:6} {told}" for name, told in COMMANDS.items()),
-              sep="\n", file=sys.stdout if wanted else sys.stderr)
-        return 0 if wanted else 2
-    where = "cuda_kernels.simulator" if argv[0] == "speed" else "cuda_kernels"
-    module = importlib.import_module(f"{where}.{argv[0]}")
-    return module.main(argv[1:])
+    """Run one command; returns 2, with the list of commands, for what is none."""
+    name, *options = argv or [""]
+    if name not in COMMANDS or (options and name not in WITH_OPTIONS):
+        asked = name in ("-h", "--help") or options in (["-h"], ["--help"])
+        print("usage: python -m cuda_kernels COMMAND", *(f"  {known:6} {told}" for known, told in COMMANDS.items()),
+              sep="\n", file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    if name in ONLY_SIMULATED and not cuda_kernels.SIMULATED:
+        print(f"{name} is about the simulator, and kernels run on the GPU here: set FA_REF_CUDA=sim", file=sys.stderr)
+        return 2
+    module = importlib.import_module(MODULES.get(name, f"cuda_kernels.{name}"))
+    return module.main(options) if name in WITH_OPTIONS else module.main()
 
 
 if __name__ == "__main__":

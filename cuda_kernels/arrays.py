@@ -99,7 +99,8 @@ class Simulated:
         return x if dtype is None else x.astype(dtype)
 
     def empty(self, shape, dtype):
-        return np.empty(shape, dtype)
+        """Memory for results: NaN until a kernel writes it, not what an earlier call may have left there."""
+        return np.full(shape, np.nan, dtype)
 
     def full(self, shape, value, dtype):
         return np.full(shape, value, dtype)

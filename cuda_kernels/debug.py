@@ -5,7 +5,7 @@
     python -m cuda_kernels debug --run      no debugger: for a breakpoint set in an editor
 
 pdb stops at barriers. One thread has nobody to wait for there, but that is where a step is done for the whole tile:
-each c is one step further. With --threads 8 every thread stops there, one after another.
+each c goes on to the next barrier. With --threads 8 every thread stops there, one after another.
 """
 
 import argparse
@@ -15,6 +15,12 @@ import pdb
 import cuda_kernels
 from fa_ref import standard
 from fa_ref.debug import BC, BR, tiny
+
+LOOK_AT = {
+    "fa2": "p Qi   p Kj   p m   then c (on to the next barrier) and p Sij",
+    "fa1": "p Qi   p Kj   p mi   then c (on to the next barrier) and p Sij",
+    "standard": "p row   p S   then c (on to the next barrier) and p P",
+}
 
 
 def barriers(kernel, step):
@@ -42,7 +48,9 @@ def main(argv=None):
     if options.run:
         out, _ = cuda_kernels.forward(q, k, v, **how)
     else:
-        print("Look at: p Qi   p Kj   p m   then c (on to the next barrier) and p Sij   —   n: next line   q: leave")
+        print(f"Look at: {LOOK_AT[options.kernel]}   —   n: next line   q: leave")
+        if options.threads > 1:
+            print("Each thread stops at a barrier in its turn: p t says which one.")
         debugger = pdb.Pdb(nosigint=True, readrc=False)
         for line in barriers(core.make_forward, 4):
             debugger.set_break(core.__file__, line)

@@ -5,14 +5,15 @@ loops stand as in the paper: a tile of keys stays on chip while all queries of t
 
     grid        (Hq, B): both loops run inside the block, so a head is all that runs side by side (the paper's way, and
                 what FlashAttention-2 changed)
-    on chip     Kj, Vj stay; Qi, Oi, li, mi, Sij, past, now, l_new change: see shared_bytes
+    on chip     Kj, Vj stay; Qi, Oi, li, mi, Sij, past, beta, l_new change: see shared_bytes
     barriers    1 per tile of keys and 3 per tile of queries in it
     in memory   O, l and m are read and written in every step, in the accumulator dtype
 
 A block's threads see in memory what other threads of the block wrote before a barrier. Only step (1) needs that: later
 every element of O, l and m is always read and written by the same thread.
 
-Tiles whose rows are read by threads side by side have one column too many: without it these would meet in one bank.
+Qi, Kj and Sij have one column more than they need. Threads side by side read down a column of them; without the extra
+one, a whole column would lie in one bank (docs/gpu.md). `while` stands where `for` would read better: see the package.
 The backward pass is in `fa1_backward.py`.
 """
 
@@ -24,32 +25,6 @@ from numba import cuda
 from cuda_kernels import scores
 from cuda_kernels.fa1_backward import make_backward
 from cuda_kernels.launch import numbers
-
-
-def shared_bytes(Br, Bc, d, dv, itemsize, backward=False):
-    """Bytes of shared memory of a block; itemsize is that of the accumulator dtype."""
-    tiles = Br * (d + 1) + Bc * (d + 1)                             # Qi, Kj
-    if backward:
-        tiles += Bc * (dv + 1) + Br * (dv + 1)                      # Vj, dOi
-        return itemsize * (tiles + Br * dv + Bc * d + Bc * dv + 3 * Br * (Bc + 1) + 3 * Br)
-    return itemsize * (tiles + Bc * dv + Br * dv + Br * (Bc + 1) + 5 * Br)
-
-
-def forward(call, Q, K, V):
-    """Launch the forward pass; returns O, l, m, all in the accumulator dtype."""
-    B, Hq, _, Nq, _, _, dv = call.sizes
-    O, l, m = call.empty(B, Hq, Nq, dv), call.empty(B, Hq, Nq), call.empty(B, Hq, Nq)
-    call.launch(make_forward(*call.key), (Hq, B), Q, K, V, O, l, m, *call.rule)
-    return O, l, m
-
-
-def backward(call, dO, Q, K, V, O, l, m, dL, deterministic):
-    """Launch the backward pass; returns dQ (in the accumulator dtype), dK, dV. It is deterministic in any case."""
-    B, Hq, Hkv, Nq, Nk, d, dv = call.sizes
-    dQ = call.empty(B, Hq, Nq, d)
-    dK, dV = call.empty(B, Hkv, Nk, d, dtype=call.dtype), call.empty(B, Hkv, Nk, dv, dtype=call.dtype)
-    call.launch(make_backward(*call.key), (Hkv, B), dO, Q, K, V, O, l, m, dL, dQ, dK, dV, *call.rule)
-    return dQ, dK, dV
 
 
 @cache
@@ -79,8 +54,8 @@ def make_forward(Br, Bc, d, dv, dtype, flags):
         li = cuda.shared.array(Br, wide)
         mi = cuda.shared.array(Br, wide)
         Sij = cuda.shared.array((Br, Bc_padded), wide)              # scores, then P
-        past = cuda.shared.array(Br, wide)                          # alpha · li
-        now = cuda.shared.array(Br, wide)                           # beta
+        past = cuda.shared.array(Br, wide)                          # alpha · li: what was before is worth
+        beta = cuda.shared.array(Br, wide)                          # what this tile is worth
         l_new = cuda.shared.array(Br, wide)
 
         # (1) nothing seen yet, in memory
@@ -123,10 +98,10 @@ def make_forward(Br, Bc, d, dv, dtype, flags):
 
                 cuda.syncthreads()                                  # Kj, Vj, Qi are there
                 # (4) scores
-                for e in range(t, br * Bc, T):
+                for e in range(t, br * Bc, T):                      # Bc, not bc: a constant is cheap to divide by
                     r, c = e // Bc, e % Bc
                     if c < bc:
-                        s = minus_inf                               # what is hidden is not looked at: 0·NaN is NaN
+                        s = minus_inf                               # what a hidden key scores
                         if visible(b, h, row0 + r, col0 + c, offset, left, right, mask):
                             product = zero
                             x = 0
@@ -153,12 +128,12 @@ def make_forward(Br, Bc, d, dv, dtype, flags):
                     m_new = max(mi[r], m_tile)
                     shift = m_new if m_new != minus_inf else zero
                     past[r] = math.exp(mi[r] - shift) * li[r]
-                    now[r] = math.exp(m_tile - shift)
+                    beta[r] = math.exp(m_tile - shift)
                     # (8) sum so far
-                    l_new[r] = past[r] + now[r] * l_tile
+                    l_new[r] = past[r] + beta[r] * l_tile
                     mi[r] = m_new
 
-                cuda.syncthreads()                                  # P, past, now, l_new are there
+                cuda.syncthreads()                                  # P, past, beta, l_new are there
                 # (9) O, not divided yet
                 for e in range(t, br * dv, T):
                     r, x = e // dv, e % dv
@@ -166,10 +141,10 @@ def make_forward(Br, Bc, d, dv, dtype, flags):
                     c = 0
                     while c < bc:
                         p = Sij[r, c]
-                        if p != zero:
+                        if p != zero:                               # a hidden V may be NaN, and 0·NaN is NaN
                             o += p * Vj[c, x]
                         c += 1
-                    acc = past[r] * Oi[r, x] + now[r] * o
+                    acc = past[r] * Oi[r, x] + beta[r] * o
                     O[b, h, row0 + r, x] = acc / (l_new[r] if l_new[r] != zero else one)    # normalised again
                 # (10) store li, mi
                 for r in range(t, br, T):
@@ -177,3 +152,29 @@ def make_forward(Br, Bc, d, dv, dtype, flags):
                     m[b, h, row0 + r] = mi[r]
 
     return forward
+
+
+def shared_bytes(Br, Bc, d, dv, itemsize, backward=False):
+    """Bytes of shared memory of a block; itemsize is that of the accumulator dtype."""
+    tiles = Br * (d + 1) + Bc * (d + 1)                             # Qi, Kj
+    if backward:
+        tiles += Bc * (dv + 1) + Br * (dv + 1)                      # Vj, dOi
+        return itemsize * (tiles + Br * dv + Bc * d + Bc * dv + 3 * Br * (Bc + 1) + 3 * Br)
+    return itemsize * (tiles + Bc * dv + Br * dv + Br * (Bc + 1) + 5 * Br)
+
+
+def forward(call, Q, K, V):
+    """Launch the forward pass; returns O, l, m, all in the accumulator dtype."""
+    B, Hq, _, Nq, _, _, dv = call.sizes
+    O, l, m = call.empty(B, Hq, Nq, dv), call.empty(B, Hq, Nq), call.empty(B, Hq, Nq)
+    call.launch(make_forward(*call.key), (Hq, B), Q, K, V, O, l, m, *call.rule)
+    return O, l, m
+
+
+def backward(call, dO, Q, K, V, O, l, m, dL, deterministic):
+    """Launch the backward pass; returns dQ (in the accumulator dtype), dK, dV. It is deterministic in any case."""
+    B, Hq, Hkv, Nq, Nk, d, dv = call.sizes
+    dQ = call.empty(B, Hq, Nq, d)
+    dK, dV = call.empty(B, Hkv, Nk, d, dtype=call.dtype), call.empty(B, Hkv, Nk, dv, dtype=call.dtype)
+    call.launch(make_backward(*call.key), (Hkv, B), dO, Q, K, V, O, l, m, dL, dQ, dK, dV, *call.rule)
+    return dQ, dK, dV

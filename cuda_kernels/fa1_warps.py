@@ -1,4 +1,4 @@
-"""FlashAttention-1 on the GPU,, by warps: each warp has keys of its own (split-K).
+"""FlashAttention-1 on the GPU, by warps: each warp has keys of its own (split-K).
 
 The steps are those of `fa1.py`. What changes: the threads of a block no longer share every element. A warp owns C keys
 of the tile and does its part of every query row: it finds the maximum of its own keys only, so the warps must meet in
@@ -7,12 +7,16 @@ That traffic is what FlashAttention-2 got rid of (its section 3.3): see `fa2_war
 
     grid        (Hq, B)
     block       1 to 8 warps; warp w has the keys w·C … w·C + C − 1 of the tile, C = Bc / warps rounded up
-    lanes       lane n has the keys n, n + 32, … of its warp's part of a row, and the channels n, n + 32, … of O
-    on chip     Qi, Kj, Vj, and the parts that meet: m_part, l_part, O_part: see shared_bytes
+    lanes       a lane has the keys lane, lane + 32, … of its warp's C, and the channels lane, lane + 32, … of O.
+                Where C < 32, 32 − C lanes have no key and idle in step (4)
+    on chip     shared: Qi, Kj, Vj, and the parts that meet, m_part, l_part, O_part (see shared_bytes); a lane's own:
+                Si, o and, of the rows that its warp puts together, Oi, li, mi
     barriers    1 per tile of keys and 3 per tile of queries in it: after loading, after the maxima, after the sums
     shuffles    per row and pair of tiles: 5 in each warp for the maximum, 5 for the sum, 1 for each key's P
+    in memory   as `fa1.py`
 
-The parts are added up warp by warp, so the number of warps changes the last bits.
+A lane's own arrays: see `fa2_warps.py`; Si is in local memory. The parts are added up warp by warp, so the number of
+warps changes the last bits.
 """
 
 import math
@@ -27,20 +31,6 @@ WARPS = range(1, 9)                                                 # of a block
 ALL = 0xFFFFFFFF                                                    # all lanes of a warp
 
 
-def shared_bytes(Br, Bc, d, dv, itemsize, threads):
-    """Bytes of shared memory of a block; itemsize is that of the accumulator dtype. Every warp adds a part of Oi."""
-    warps = threads // WARP
-    return itemsize * (Br * (d + 1) + Bc * (d + 1) + Bc * dv + warps * Br * (dv + 2))
-
-
-def forward(call, Q, K, V):
-    """Launch the forward pass; returns O, l, m, all in the accumulator dtype."""
-    B, Hq, _, Nq, _, _, dv = call.sizes
-    O, l, m = call.empty(B, Hq, Nq, dv), call.empty(B, Hq, Nq), call.empty(B, Hq, Nq)
-    call.launch(make_forward(*call.key, call.threads // WARP), (Hq, B), Q, K, V, O, l, m, *call.rule)
-    return O, l, m
-
-
 @cache
 def make_forward(Br, Bc, d, dv, dtype, flags, warps):
     """The kernel for these tiles, head dims, storage dtype, options and number of warps; arguments as in `fa1.py`."""
@@ -49,7 +39,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
     d_padded = d + 1
     R = (Br + warps - 1) // warps                                   # rows that a warp puts together
     C = (Bc + warps - 1) // warps                                   # keys of a warp
-    keys, channels = (C + WARP - 1) // WARP, (dv + WARP - 1) // WARP            # of a lane
+    keys, channels = (C + WARP - 1) // WARP, (dv + WARP - 1) // WARP            # how many a lane has
 
     @cuda.jit
     def forward(Q, K, V, O, l, m, mask, scale, softcap, left, right, reverse):
@@ -63,7 +53,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
 
         Kj = cuda.shared.array((Bc, d_padded), wide)
         Vj = cuda.shared.array((Bc, dv), wide)
-        Qi = cuda.shared.array((Br, d_padded), wide)
+        Qi = cuda.shared.array((Br, d), wide)
         m_part = cuda.shared.array((warps, Br), wide)               # maximum, sum and output over a warp's keys
         l_part = cuda.shared.array((warps, Br), wide)
         O_part = cuda.shared.array((warps, Br, dv), wide)
@@ -87,7 +77,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
             c0 = w * C                                              # first key of the warp, in the tile
             bw = min(C, bc - c0)                                    # how many it has; none if not positive
 
-            cuda.syncthreads()                                      # O, l, m are there
+            cuda.syncthreads()                                      # O, l, m are there, of which lane 0 wrote l, m
             # (2) load Kj, Vj
             for e in range(t, bc * d, T):
                 c, x = e // d, e % d
@@ -107,7 +97,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
                     r, x = e // d, e % d
                     Qi[r, x] = widen(Q[b, h, row0 + r, x])
                 for n in range(R):
-                    r = n * warps + w
+                    r = w * R + n
                     if r < br:
                         li[n] = l[b, h, row0 + r]
                         mi[n] = m[b, h, row0 + r]
@@ -121,7 +111,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
                     # (4) scores: of the lane's keys
                     for y in range(keys):
                         c = y * WARP + lane
-                        s = minus_inf                               # what is hidden is not looked at: 0·NaN is NaN
+                        s = minus_inf                               # what a hidden key scores
                         if c < bw and visible(b, h, row0 + r, col0 + c0 + c, offset, left, right, mask):
                             product = zero
                             x = 0
@@ -140,7 +130,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
                         m_part[w, r] = m_warp
 
                 cuda.syncthreads()                                  # the maxima of all warps are there
-                for r in range(br):
+                for r in range(br):                                 # … then of all warps
                     m_tile = minus_inf
                     for other in range(warps):
                         m_tile = max(m_tile, m_part[other, r])
@@ -157,7 +147,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
                         o[y] = zero
                     for c in range(bw):
                         p = cuda.shfl_sync(ALL, Si[r, c // WARP], c % WARP)
-                        if p != zero:
+                        if p != zero:                               # a hidden V may be NaN, and 0·NaN is NaN
                             for y in range(channels):
                                 x = y * WARP + lane
                                 if x < dv:
@@ -171,19 +161,19 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
 
                 cuda.syncthreads()                                  # the sums and outputs of all warps are there
                 for n in range(R):
-                    r = n * warps + w
+                    r = w * R + n
                     if r < br:                                      # true for all lanes of the warp, or for none
-                        # (7) maximum so far
-                        m_tile, l_tile = minus_inf, zero
+                        m_tile, l_tile = minus_inf, zero            # what (5) and (6) found, of all warps
                         for other in range(warps):
                             m_tile = max(m_tile, m_part[other, r])
                             l_tile += l_part[other, r]
+                        # (7) maximum so far
                         m_new = max(mi[n], m_tile)
                         shift = m_new if m_new != minus_inf else zero
                         past = math.exp(mi[n] - shift) * li[n]
-                        now = math.exp(m_tile - shift)
+                        beta = math.exp(m_tile - shift)
                         # (8) sum so far
-                        l_new = past + now * l_tile
+                        l_new = past + beta * l_tile
                         divisor = l_new if l_new != zero else one
                         # (9) O, not divided yet
                         for y in range(channels):
@@ -192,7 +182,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
                                 o_tile = zero
                                 for other in range(warps):
                                     o_tile += O_part[other, r, x]
-                                acc = past * Oi[n, y] + now * o_tile
+                                acc = past * Oi[n, y] + beta * o_tile
                                 O[b, h, row0 + r, x] = acc / divisor            # normalised again
                         # (10) store li, mi
                         if lane == 0:
@@ -200,3 +190,17 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
                             m[b, h, row0 + r] = m_new
 
     return forward
+
+
+def shared_bytes(Br, Bc, d, dv, itemsize, threads):
+    """Bytes of shared memory of a block; itemsize is that of the accumulator dtype. Every warp adds its m, l, O."""
+    warps = threads // WARP
+    return itemsize * (Br * d + Bc * (d + 1) + Bc * dv + warps * Br * (dv + 2))
+
+
+def forward(call, Q, K, V):
+    """Launch the forward pass; returns O, l, m, all in the accumulator dtype."""
+    B, Hq, _, Nq, _, _, dv = call.sizes
+    O, l, m = call.empty(B, Hq, Nq, dv), call.empty(B, Hq, Nq), call.empty(B, Hq, Nq)
+    call.launch(make_forward(*call.key, call.threads // WARP), (Hq, B), Q, K, V, O, l, m, *call.rule)
+    return O, l, m

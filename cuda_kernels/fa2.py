@@ -6,9 +6,10 @@ a block do together: thread t takes elements t, t + T, t + 2T, … With T = 1 th
     grid        (Tr, Hq, B): the outer loop of the NumPy version has become the grid; blocks know nothing of each other
     on chip     Qi, Kj, Vj, Sij, acc and m, l, alpha, shared by the threads of the block: see shared_bytes
     barriers    4 per tile of keys, before a tile is overwritten and before what others wrote is read; 1 at the end
-    in memory   Q, K, V are read, O and L are written once
+    in memory   Qi is read once, K and V by every block that sees them; O and L are written once
 
-Tiles whose rows are read by threads side by side have one column too many: without it these would meet in one bank.
+Qi, Kj and Sij have one column more than they need. Threads side by side read down a column of them; without the extra
+one, a whole column would lie in one bank (docs/gpu.md). `while` stands where `for` would read better: see the package.
 The backward pass is in `fa2_backward.py`.
 """
 
@@ -21,39 +22,6 @@ from cuda_kernels import scores
 from cuda_kernels.fa2_backward import make_backward, make_preprocess
 from cuda_kernels.fa2_dq import make_dq
 from cuda_kernels.launch import numbers
-
-
-def shared_bytes(Br, Bc, d, dv, itemsize, backward=False):
-    """Bytes of shared memory of a block; itemsize is that of the accumulator dtype."""
-    tiles = Br * (d + 1) + Bc * (d + 1)                             # Qi, Kj
-    if not backward:
-        return itemsize * (tiles + Bc * dv + Br * (Bc + 1) + Br * dv + 3 * Br)
-    tiles += Br * (dv + 1) + Bc * (dv + 1) + 2 * Br                 # dOi, Vj, Li, Di
-    main = Bc * d + Bc * dv + 2 * Br * (Bc + 1)                     # dKj, dVj, Pij, dSij
-    only_dQ = Br * d + Br * (Bc + 1)                                # dQi, dSij
-    return itemsize * (tiles + max(main, only_dQ))
-
-
-def forward(call, Q, K, V):
-    """Launch the forward pass; returns O, L."""
-    B, Hq, _, Nq, _, _, dv = call.sizes
-    O = call.empty(B, Hq, Nq, dv, dtype=call.wide if call.flags.wide_out else call.dtype)
-    L = call.empty(B, Hq, Nq)
-    call.launch(make_forward(*call.key), (call.Tr, Hq, B), Q, K, V, O, L, *call.rule)
-    return O, L
-
-
-def backward(call, dO, Q, K, V, O, L, dL, deterministic):
-    """Launch the backward pass; returns dQ (in the accumulator dtype), dK, dV."""
-    B, Hq, Hkv, Nq, Nk, d, dv = call.sizes
-    D, dQ = call.empty(B, Hq, Nq), call.empty(B, Hq, Nq, d)
-    dK, dV = call.empty(B, Hkv, Nk, d, dtype=call.dtype), call.empty(B, Hkv, Nk, dv, dtype=call.dtype)
-    call.launch(make_preprocess(*call.key), (call.Tr, Hq, B), dO, O, dL, D, dQ)
-    call.launch(make_backward(*call.key, deterministic), (call.Tc, Hkv, B),
-                dO, Q, K, V, L, D, dQ, dK, dV, *call.rule)
-    if deterministic:
-        call.launch(make_dq(*call.key), (call.Tr, Hq, B), dO, Q, K, V, L, D, dQ, *call.rule)
-    return dQ, dK, dV
 
 
 @cache
@@ -117,10 +85,10 @@ def make_forward(Br, Bc, d, dv, dtype, flags):
 
             cuda.syncthreads()                                      # Qi, Kj, Vj are there
             # (4) scores
-            for e in range(t, br * Bc, T):
+            for e in range(t, br * Bc, T):                          # Bc, not bc: a constant is cheap to divide by
                 r, c = e // Bc, e % Bc
                 if c < bc:
-                    s = minus_inf                                   # what is hidden is not looked at: 0·NaN is NaN
+                    s = minus_inf                                   # what a hidden key scores
                     if visible(b, h, row0 + r, col0 + c, offset, left, right, mask):
                         product = zero
                         x = 0
@@ -157,7 +125,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags):
                 c = 0
                 while c < bc:
                     p = Sij[r, c]
-                    if p != zero:
+                    if p != zero:                                   # a hidden V may be NaN, and 0·NaN is NaN
                         o += p * Vj[c, x]
                     c += 1
                 acc[r, x] = o
@@ -172,3 +140,36 @@ def make_forward(Br, Bc, d, dv, dtype, flags):
             L[b, h, row0 + r] = m[r] + math.log(l[r] if l[r] != zero else one)
 
     return forward
+
+
+def shared_bytes(Br, Bc, d, dv, itemsize, backward=False):
+    """Bytes of shared memory of a block; itemsize is that of the accumulator dtype."""
+    tiles = Br * (d + 1) + Bc * (d + 1)                             # Qi, Kj
+    if not backward:
+        return itemsize * (tiles + Bc * dv + Br * (Bc + 1) + Br * dv + 3 * Br)
+    tiles += Br * (dv + 1) + Bc * (dv + 1) + 2 * Br                 # dOi, Vj, Li, Di
+    main = Bc * d + Bc * dv + 2 * Br * (Bc + 1)                     # dKj, dVj, Pij, dSij
+    only_dQ = Br * d + Br * (Bc + 1)                                # dQi, dSij
+    return itemsize * (tiles + max(main, only_dQ))
+
+
+def forward(call, Q, K, V):
+    """Launch the forward pass; returns O, L."""
+    B, Hq, _, Nq, _, _, dv = call.sizes
+    O = call.empty(B, Hq, Nq, dv, dtype=call.wide if call.flags.wide_out else call.dtype)
+    L = call.empty(B, Hq, Nq)
+    call.launch(make_forward(*call.key), (call.Tr, Hq, B), Q, K, V, O, L, *call.rule)
+    return O, L
+
+
+def backward(call, dO, Q, K, V, O, L, dL, deterministic):
+    """Launch the backward pass; returns dQ (in the accumulator dtype), dK, dV."""
+    B, Hq, Hkv, Nq, Nk, d, dv = call.sizes
+    D, dQ = call.empty(B, Hq, Nq), call.empty(B, Hq, Nq, d)
+    dK, dV = call.empty(B, Hkv, Nk, d, dtype=call.dtype), call.empty(B, Hkv, Nk, dv, dtype=call.dtype)
+    call.launch(make_preprocess(*call.key), (call.Tr, Hq, B), dO, O, dL, D, dQ)
+    call.launch(make_backward(*call.key, deterministic), (call.Tc, Hkv, B),
+                dO, Q, K, V, L, D, dQ, dK, dV, *call.rule)
+    if deterministic:
+        call.launch(make_dq(*call.key), (call.Tr, Hq, B), dO, Q, K, V, L, D, dQ, *call.rule)
+    return dQ, dK, dV

@@ -7,15 +7,21 @@ shuffles. The paper's section 3.3; the other way, which FlashAttention-1 took, i
 
     grid        (Tr, Hq, B)
     block       1 to 8 warps; warp w has the rows w·R … w·R + R − 1 of the tile, R = Br / warps rounded up
-    lanes       lane n has the keys n, n + 32, … of a row of scores and the channels n, n + 32, … of acc
-    on chip     Qi, Kj, Vj only, read by all warps: see shared_bytes
+    lanes       a lane has the keys lane, lane + 32, … of a row of scores, and the channels lane, lane + 32, … of acc
+    on chip     shared by the warps: Kj, Vj, and Qi, of which each reads its own rows (see shared_bytes); a lane's own:
+                Sr, acc, m, l
     barriers    2 per tile of keys, before it is overwritten and after it is loaded: none for the softmax
     shuffles    per row and tile of keys: 5 for the maximum, 5 for the sum, 1 for each key's P
+    in memory   as `fa2.py`
 
-Arrays made by cuda.local.array are a lane's own: in registers where the compiler can unroll every loop over them, else
-in local memory, which the L1 cache holds.
+Five exchanges give all 32 lanes their maximum: after one with the lane 16 away, each knows the maximum of two lanes,
+after one with the lane 8 away of four, then 8, 16, 32. Sums go the same way.
 
-All lanes of a warp add up in the same order whatever the number of warps, so that number does not change a bit.
+A lane's own arrays are in registers only where the compiler knows every index. It does not know that of
+`Sr[c // WARP]`, and with 8 rows for each warp it leaves the loop over n standing: then acc, m and l are in local memory
+too, which is HBM behind the caches.
+
+Every row is added up by one warp, in one order: the number of warps does not change a bit of the result.
 """
 
 import math
@@ -30,30 +36,15 @@ WARPS = range(1, 9)                                                 # of a block
 ALL = 0xFFFFFFFF                                                    # all lanes of a warp
 
 
-def shared_bytes(Br, Bc, d, dv, itemsize, threads):
-    """Bytes of shared memory of a block; itemsize is that of the accumulator dtype. The number of threads is the same
-    to it: more warps share the same three tiles."""
-    return itemsize * (Br * (d + 1) + Bc * (d + 1) + Bc * dv)
-
-
-def forward(call, Q, K, V):
-    """Launch the forward pass; returns O, L."""
-    B, Hq, _, Nq, _, _, dv = call.sizes
-    O = call.empty(B, Hq, Nq, dv, dtype=call.wide if call.flags.wide_out else call.dtype)
-    L = call.empty(B, Hq, Nq)
-    call.launch(make_forward(*call.key, call.threads // WARP), (call.Tr, Hq, B), Q, K, V, O, L, *call.rule)
-    return O, L
-
-
 @cache
 def make_forward(Br, Bc, d, dv, dtype, flags, warps):
     """The kernel for these tiles, head dims, storage dtype, options and number of warps; arguments as in `fa2.py`."""
     wide, zero, one, minus_inf, widen, narrow, rounded = numbers(dtype)
     visible, score, _, empty = scores.functions(flags, one)
     store = numbers(one.dtype).narrow if flags.wide_out else narrow
-    d_padded = d + 1
+    d_padded = d + 1                                                # not for Qi: a warp reads one row of it at a time
     R = (Br + warps - 1) // warps                                   # rows of a warp
-    keys, channels = (Bc + WARP - 1) // WARP, (dv + WARP - 1) // WARP           # of a lane
+    keys, channels = (Bc + WARP - 1) // WARP, (dv + WARP - 1) // WARP           # how many a lane has
 
     @cuda.jit
     def forward(Q, K, V, O, L, mask, scale, softcap, left, right, reverse):
@@ -67,7 +58,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
         row0 = i * Br                                               # first query of the tile
         br = min(Br, Nq - row0)                                     # how many there are
 
-        Qi = cuda.shared.array((Br, d_padded), wide)
+        Qi = cuda.shared.array((Br, d), wide)
         Kj = cuda.shared.array((Bc, d_padded), wide)
         Vj = cuda.shared.array((Bc, dv), wide)
         Sr = cuda.local.array(keys, wide)                           # the lane's scores of one row, then P
@@ -109,7 +100,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
                     # (4) scores: of the lane's keys
                     for y in range(keys):
                         c = y * WARP + lane
-                        s = minus_inf                               # what is hidden is not looked at: 0·NaN is NaN
+                        s = minus_inf                               # what a hidden key scores
                         if c < bc and visible(b, h, row0 + r, col0 + c, offset, left, right, mask):
                             product = zero
                             x = 0
@@ -143,7 +134,7 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
                         acc[n, y] *= alpha
                     for c in range(bc):
                         p = cuda.shfl_sync(ALL, Sr[c // WARP], c % WARP)
-                        if p != zero:
+                        if p != zero:                               # a hidden V may be NaN, and 0·NaN is NaN
                             for y in range(channels):
                                 x = y * WARP + lane
                                 if x < dv:
@@ -163,3 +154,18 @@ def make_forward(Br, Bc, d, dv, dtype, flags, warps):
                     L[b, h, row0 + r] = m[n] + math.log(divisor)
 
     return forward
+
+
+def shared_bytes(Br, Bc, d, dv, itemsize, threads):
+    """Bytes of shared memory of a block; itemsize is that of the accumulator dtype. Any number of threads
+    shares the same three tiles."""
+    return itemsize * (Br * d + Bc * (d + 1) + Bc * dv)
+
+
+def forward(call, Q, K, V):
+    """Launch the forward pass; returns O, L."""
+    B, Hq, _, Nq, _, _, dv = call.sizes
+    O = call.empty(B, Hq, Nq, dv, dtype=call.wide if call.flags.wide_out else call.dtype)
+    L = call.empty(B, Hq, Nq)
+    call.launch(make_forward(*call.key, call.threads // WARP), (call.Tr, Hq, B), Q, K, V, O, L, *call.rule)
+    return O, L

@@ -5,7 +5,8 @@ from functools import partial
 import numpy as np
 
 from cuda_kernels import arrays, fa1, fa1_warps, fa2, fa2_warps, finish, standard
-from cuda_kernels.launch import Call, check_threads, limits
+from cuda_kernels.launch import Call, check_grid, check_threads, limits
+from cuda_kernels.switch import check_still
 from fa_ref import inputs
 from fa_ref.heads import Forward, Gradients
 
@@ -43,15 +44,13 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
                                window=window, softcap=softcap, block_q=block_q, block_k=block_k, reverse=reverse)
         B, Hq, _, Nq, Nk, _, dv = call.sizes
         if 0 in (B, Nq, Nk):                    # nothing to see: a kernel would find no key, or no row
-            O = place.full((B, Hq, Nq, dv), 0, call.dtype if sink is None else call.wide)
-            statistics = [place.full((B, Hq, Nq), -np.inf, call.wide)]
+            O, l = place.full((B, Hq, Nq, dv), 0, call.dtype if sink is None else call.wide), []
+            m = place.full((B, Hq, Nq), -np.inf, call.wide)
         else:
-            O, *statistics = core.forward(call, *(place.load(x) for x in (q, k, v)))
-        L = statistics[-1]
-        if len(statistics) == 2 or sink is not None:                # FA1 returns l and m, the others L
-            l = statistics[0] if len(statistics) == 2 else call.constant(1, B, Hq, Nq)
-            O, L = finish.merge_sink(call, O, l, L, sink)
-        return Forward(place.result(O, call.dtype), place.result(L, call.wide))
+            O, *l, m = core.forward(call, *(place.load(x) for x in (q, k, v)))
+        if l or sink is not None:               # FA1 returns l and m; the others L, which is an m whose l is 1
+            O, m = finish.merge_sink(call, O, l[0] if l else call.constant(1, B, Hq, Nq), m, sink)
+        return Forward(place.result(O, call.dtype), place.result(m, call.wide))
 
 
 def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, deterministic=False, dlse=None, scale=None,
@@ -113,6 +112,7 @@ def refuse(**options):
 
 def make_call(place, kernel, backward, q, k, v, mask, sink, threads, *, block_q, block_k, **options):
     """Check everything that forward and backward share; returns the Call, and the sink in the accumulator dtype."""
+    check_still()
     core = KERNELS[kernel]
     warps = getattr(core, "WARPS", None)
     q, k, v = (place.known(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
@@ -124,6 +124,7 @@ def make_call(place, kernel, backward, q, k, v, mask, sink, threads, *, block_q,
     if known_mask is not None and known_mask.dtype != bool:
         refuse(**{f"a mask of dtype {known_mask.dtype}": mask})
     threads = check_threads(threads, limits(), warps)
+    check_grid((1, sizes.Hq, sizes.B), limits())                    # of every launch that may follow
     bytes_of = partial(core.shared_bytes, threads=threads) if warps else partial(core.shared_bytes, backward=backward)
     what = f"the {'backward' if backward else 'forward'} kernel {kernel}"
     call = Call(place, sizes, q.dtype, checked, mask, threads, block_q, block_k, bytes_of, what)

@@ -199,5 +199,5 @@ def launch_compiled(kernel, grid, threads, stream, arguments):
 
 @cache
 def with_fewer_registers(kernel):
-    """The same kernel for blocks of up to 1024 threads: a block has 65536 registers, so each thread gets at most 64."""
+    """The same kernel for blocks of up to 1024 threads: these share 65,536 registers, at most 64 for each."""
     return cuda.jit(kernel.py_func, launch_bounds=1024)

@@ -41,26 +41,29 @@ def decide():
     """
     for module in ("numba", "numba_cuda"):
         if find_spec(module) is None:
-            raise ImportError(f"the kernels need numba and numba-cuda, and {module} is missing: pip install '.[gpu]'")
+            raise ImportError(f"the kernels need numba and numba-cuda, and {module} is missing: run make tour, or "
+                              "pip install -e . in the folder of this project")
     mode = os.environ.get("FA_REF_CUDA") or "auto"
     if mode not in MODES:
         raise ValueError(f"FA_REF_CUDA must be one of {', '.join(MODES)}, got {mode!r}")
     already = decided()
-    if mode == "auto":
-        if already is not None:
-            return already
-        asked = os.environ.get("NUMBA_ENABLE_CUDASIM")
-        simulate = devices() == 0 if asked is None else asked not in ("", "0")
-    else:
+    asked = os.environ.get("NUMBA_ENABLE_CUDASIM")
+    if mode != "auto":
         simulate = mode == "sim"
+    elif already is not None:
+        simulate = already
+    else:
+        simulate = devices() == 0 if asked is None else asked not in ("", "0")
     if already is not None and already != simulate:
         is_now, wanted = ("simulator", "GPU") if already else ("GPU", "simulator")
         raise RuntimeError(
             f"FA_REF_CUDA={mode} comes too late: numba.cuda was imported before and runs on the {is_now}. Import "
             f"cuda_kernels before numba.cuda, or start Python with NUMBA_ENABLE_CUDASIM={int(simulate)} for the "
             f"{wanted}")
-    if mode == "gpu" and devices() == 0:
-        raise RuntimeError("FA_REF_CUDA=gpu, but the CUDA driver finds no device; FA_REF_CUDA=sim runs the simulator")
+    if not simulate and (mode == "gpu" or asked is None) and devices() == 0:    # with Numba's variable, only compile
+        why = "FA_REF_CUDA=gpu" if mode == "gpu" else "numba.cuda was imported first and looks for a GPU"
+        raise RuntimeError(f"{why}, but the CUDA driver finds no device; start Python with FA_REF_CUDA=sim for the "
+                           "simulator, and import cuda_kernels before numba.cuda")
     os.environ["NUMBA_ENABLE_CUDASIM"] = str(int(simulate))
     if "numba.core.config" in sys.modules:          # numba is there, numba.cuda is not
         sys.modules["numba.core.config"].reload_config()
@@ -68,3 +71,12 @@ def decide():
 
 
 SIMULATED: bool = decide()
+
+
+def check_still():
+    """RuntimeError if FA_REF_CUDA now asks for another mode than the one that this process runs in."""
+    mode = os.environ.get("FA_REF_CUDA") or "auto"
+    if mode != "auto" and (mode == "sim") != SIMULATED:
+        now = "in the simulator" if SIMULATED else "on the GPU"
+        raise RuntimeError(f"FA_REF_CUDA={mode} comes too late: kernels of this process run {now}. Start Python anew "
+                           "with it")

@@ -3,8 +3,8 @@
     python -m cuda_kernels tour
 
 1. every kernel, forward and backward, on real queries, keys and values, each error beside its bound
-2. in the simulator: what the barriers are for, and FlashAttention-1's way of sharing work between warps beside 2's
-3. where to put the first breakpoint
+2. in the simulator: what it costs on chip to share a tile among warps, FlashAttention-1's way and FlashAttention-2's
+3. how to stop inside a kernel, and a page that shows one at work (in build/)
 
 Returns 1 if anything disagrees, else 0.
 """
@@ -15,26 +15,24 @@ import numpy as np
 from rich.progress import Progress
 
 import cuda_kernels
-from cuda_kernels import WITH_BACKWARD, counts
+from cuda_kernels import WITH_BACKWARD, counts, player
 from fa_ref import data
 from fa_ref.testing import oracle, tolerance
 from fa_ref.testing.problem import Problem, Result
-from fa_ref.tour import BACKWARD, FORWARD, console, tabled
+from fa_ref.tour import BACKWARD, FORWARD, console, folder, tabled
 
 N = 24                      # tokens: a simulated kernel does a few hundred thousand multiply-adds a second
-EVERY_FEW = {"standard": 8, "fa1": 8, "fa2": 8, "fa1_warps": 64, "fa2_warps": 64}      # threads of a block
+THREADS = {"standard": 8, "fa1": 8, "fa2": 8, "fa1_warps": 64, "fa2_warps": 64}      # threads of a block
 
 
-def main(argv=()):
+def main():
     """Run it all; see the module."""
-    if argv:
-        console.print("usage: python -m cuda_kernels tour   (no options)")
-        return 2
     ok = agreement()
     if cuda_kernels.SIMULATED:
         on_chip()
-        console.print("Look for yourself: [bold]python -m cuda_kernels debug[/] stops pdb inside the kernel "
-                      "(docs/debugging_kernels.md).\n")
+        page = player.tiny("fa2").save(folder() / "fa2_kernel.html")
+        console.print("Look for yourself: [bold]make debug-kernel[/] stops pdb inside a kernel, and this page shows "
+                      f"one at work, one thread, line by line:\n  {page}\n", soft_wrap=True)
     console.print("[bold green]The kernels agree.[/]" if ok else "[bold red]Something disagrees, see FAIL above.[/]")
     return 0 if ok else 1
 
@@ -61,7 +59,7 @@ def agreement():
                     good = worst[name].fraction <= 1
                     ok &= good
                     most = getattr(bound, name)[worst[name].index]
-                    table.add_row(kernel, str(EVERY_FEW[kernel]), direction, name, f"{worst[name].fraction * most:.1e}",
+                    table.add_row(kernel, str(THREADS[kernel]), direction, name, f"{worst[name].fraction * most:.1e}",
                                   f"{most:.1e}", f"{worst[name].fraction:.0%}",
                                   "[green]ok[/]" if good else "[bold red]FAIL[/]")
     console.print(table)
@@ -71,7 +69,7 @@ def agreement():
 def solve(problem, kernel):
     """Forward, and backward where there is one, as a Result."""
     q, k, v = problem.q, problem.k, problem.v
-    how = {"kernel": kernel, "threads": EVERY_FEW[kernel], "causal": True, "block_q": 8, "block_k": 8}
+    how = {"kernel": kernel, "threads": THREADS[kernel], "causal": True, "block_q": 8, "block_k": 8}
     out, lse = cuda_kernels.forward(q, k, v, **how)
     if kernel not in WITH_BACKWARD:
         return Result(out, lse)
@@ -79,16 +77,11 @@ def solve(problem, kernel):
 
 
 def on_chip():
-    """Counts of an audit: what threads and warps of a block have to tell each other."""
+    """What the warps of a block have to tell each other, counted by an audit."""
     console.rule("[bold]What happens on chip?")
-    console.print("One block, one tile of 16 queries and one of 32 keys, d = 16, counted while it ran.\n"
-                  "FlashAttention-1 splits the keys of a tile among its warps: they must hand over maxima, sums and\n"
-                  "outputs (writes + reads). FlashAttention-2 splits the queries: no warp needs to know of another.\n")
-    table = tabled("kernel", "warps", "barriers", "shuffles", "shared writes", "shared reads", "handed over",
-                   right=range(1, 7))
-    for row in counts.table(warps=(1, 4)):
-        table.add_row(*row, end_section=row[:2] == ("fa1_warps", "4"))
-    console.print(table)
+    console.print("FlashAttention-1 splits the keys of a tile among its warps: they must tell each other maxima, sums "
+                  "and outputs. FlashAttention-2 splits the queries: no warp needs to know of another.\n")
+    counts.show(warps=(1, 4))
 
 
 if __name__ == "__main__":

@@ -92,10 +92,28 @@ def test_auto_without_a_driver_simulates():
     assert python(NO_DRIVER + SAY) == (0, "True")
 
 
-def test_gpu_without_a_device_says_so():
-    code, said = python(NO_DRIVER + SAY, FA_REF_CUDA="gpu")
-    assert code and said == ("RuntimeError: FA_REF_CUDA=gpu, but the CUDA driver finds no device; FA_REF_CUDA=sim runs "
-                             "the simulator")
+@pytest.mark.parametrize("environment, first, why", [
+    ({"FA_REF_CUDA": "gpu"}, "", "FA_REF_CUDA=gpu"),
+    ({}, "import numba.cuda\n", "numba.cuda was imported first and looks for a GPU"),
+])
+def test_a_gpu_that_is_not_there(environment, first, why):
+    """Said at the import, with the way out, not at the first launch."""
+    code, said = python(NO_DRIVER + first + SAY, **environment)
+    assert code and said.startswith(f"RuntimeError: {why}")
+    assert said.endswith("but the CUDA driver finds no device; start Python with FA_REF_CUDA=sim for the simulator, "
+                         "and import cuda_kernels before numba.cuda")
+
+
+@simulated
+def test_another_mode_after_the_import(monkeypatch):
+    """In a notebook, say: the variable is set when kernels run in the simulator already."""
+    x = np.zeros((1, 1, 2, 2), np.float32)
+    for mode in ("sim", "auto", ""):
+        monkeypatch.setenv("FA_REF_CUDA", mode)
+        cuda_kernels.forward(x, x, x)
+    monkeypatch.setenv("FA_REF_CUDA", "gpu")
+    with pytest.raises(RuntimeError, match="FA_REF_CUDA=gpu comes too late: kernels of this process run in the simul"):
+        cuda_kernels.forward(x, x, x)
 
 
 def test_an_unknown_mode_names_the_known_ones():
@@ -119,8 +137,8 @@ def test_without_numba_the_way_to_it_is_named():
         importlib.util.find_spec = lambda name, *more: None if name == "numba_cuda" else find(name, *more)
         import cuda_kernels
     """)
-    assert code and said == ("ImportError: the kernels need numba and numba-cuda, and numba_cuda is missing: pip "
-                             "install '.[gpu]'")
+    assert code and said == ("ImportError: the kernels need numba and numba-cuda, and numba_cuda is missing: run make "
+                             "tour, or pip install -e . in the folder of this project")
 
 
 # --- kinds of arrays ------------------------------------------------------------------------------------------
@@ -408,12 +426,14 @@ def test_another_card_has_other_limits():
             launch.check_grid(grid, small)
 
 
-def test_a_grid_that_no_card_takes():
-    """65536 heads or batch entries: said before the launch (the arrays are one element that is repeated)."""
+@pytest.mark.parametrize("kernel", cuda_kernels.KERNELS)
+def test_a_grid_that_no_card_takes(kernel, monkeypatch):
+    """65536 heads or batch entries: said before any launch (the arrays are one element that is repeated)."""
     for shape in ((1, 65_536, 1, 1), (65_536, 1, 1, 1)):
         x = np.broadcast_to(np.zeros((), np.float32), shape)
-        with pytest.raises(ValueError, match=r"a grid of \(1, .*65536.*\) blocks is more than .*, \(2147483647, 65535"):
-            cuda_kernels.forward(x, x, x)
+        said = r"a grid of \(1, .*65536.*\) blocks is more than .*, \(2147483647, 65535"
+        with nothing_is_launched(monkeypatch), pytest.raises(ValueError, match=said):
+            cuda_kernels.forward(x, x, x, kernel=kernel)
 
 
 def test_empty_grids_are_not_launched(monkeypatch):
@@ -426,6 +446,14 @@ def test_empty_grids_are_not_launched(monkeypatch):
         answer = cuda_kernels.forward(q, k, k)
         cuda_kernels.backward(answer.out, q, k, k, *answer)
     assert launched == []
+
+
+@simulated
+def test_results_are_nan_until_they_are_written(monkeypatch):
+    """Not what an earlier call left in the same memory, which may be the right answer."""
+    monkeypatch.setattr(launch.Call, "launch", lambda *_: None)
+    answer = cuda_kernels.forward(*qkv())
+    assert np.isnan(answer.out).all() and np.isnan(answer.lse).all()
 
 
 # --- kernels from factories -----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """How the threads of a block take turns, meet, and end."""
 
+import signal
 import threading
 import time
 import traceback
@@ -175,6 +176,59 @@ except KeyboardInterrupt:
     print("ended,", threading.active_count(), "thread left")
 """, timeout=30)
     assert run.stdout == "ended, 1 thread left\n", run.stderr
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends a signal")
+def test_ctrl_c_at_any_moment(tmp_path):
+    """Thirty times, a little later each: no thread is left, nothing is printed, nobody waits in vain."""
+    run = kernels.run_script(tmp_path / "interrupts.py", """
+import signal, threading, time
+@cuda.jit
+def kernel(x):
+    t = cuda.threadIdx.x
+    for _ in range(400):
+        cuda.syncthreads()
+        x[t] += 1
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+ended, longest = 0, 0.0
+for n in range(30):
+    begun = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.001 * n)
+        kernel[1, 32](np.zeros(32))
+    except KeyboardInterrupt:
+        ended += 1
+    longest = max(longest, time.monotonic() - begun)
+signal.setitimer(signal.ITIMER_REAL, 0)
+x = np.zeros(32)
+kernel[1, 32](x)
+print(ended > 20, longest < 3, threading.active_count(), x.sum())
+""")
+    assert (run.stdout, run.stderr) == ("True True 1 12800.0\n", "")
+
+
+def test_ctrl_c_while_a_thread_starts(tmp_path):
+    """Threading has not heard of the new thread yet; it ends all the same."""
+    run = kernels.run_script(tmp_path / "start.py", """
+import _thread, threading, time
+start = threading.Thread.start
+def interrupted(self):
+    if self.name != "CUDA thread 3":
+        return start(self)
+    threading._limbo[self] = self
+    _thread.start_new_thread(self._bootstrap, ())
+    raise KeyboardInterrupt
+threading.Thread.start = interrupted
+@cuda.jit
+def kernel():
+    cuda.syncthreads()
+try:
+    kernel[1, 8]()
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    print([thread.name for thread in threading.enumerate()])
+""")
+    assert (run.stdout, run.stderr) == ("['MainThread']\n", "")
 
 
 def test_different_operations_cannot_meet():

@@ -8,7 +8,8 @@ every kernel written with `from numba import cuda` and `@cuda.jit`:
     memory           fresh shared and local memory is NaN; an index < 0 or past the end is an error with a name in it
     numbers          math.exp of a float32 is a float32, and inf where Python would raise
     order            threads take turns in a fixed order, without polling: every run is the same run, and soon over
-    ends             an exception or a deadlock ends the run with a message; nothing hangs
+    ends             an exception or a deadlock ends the run with a message; nothing hangs (but a loop that waits for
+                     memory to change without an atomic: end that with Ctrl-C)
 
 `audit()` looks over a kernel's shoulder:
 

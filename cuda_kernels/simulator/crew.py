@@ -6,6 +6,7 @@ They are started once per launch and play every block of it; no trace of them is
 import ctypes
 import sys
 import threading
+import time
 from contextvars import copy_context
 
 from cuda_kernels.simulator.blocks import Deadlock, Ended
@@ -34,32 +35,41 @@ class Crew:
 
     def __exit__(self, *_):
         self.block = None
-        for lane, thread in zip(self.lanes, self.threads, strict=True):
-            if thread.ident and lane.baton.locked():
+        for lane in self.lanes:                         # also of a thread that is only just starting
+            if lane.baton.locked():
                 lane.baton.release()
         for thread in self.threads:
             if thread.ident:
                 thread.join(PATIENCE)
 
     def work(self, lane, trace):
-        """What each Python thread does: wait for a turn, play the kernel, pass the baton on."""
+        """What each Python thread does: take one turn after another."""
         if trace and not sys.gettrace():                # so that breakpoints are met here too
             sys.settrace(trace)
-        while True:
-            lane.baton.acquire()
-            block = self.block
-            if block is None:
-                return
-            lane.inside = True
-            try:
-                self.body()
-            except Ended:
+        try:
+            while self.turn(lane):
                 pass
-            except BaseException as error:
-                error.add_note(block.whose(lane))
-                block.error, block.failed = error, True
-            block.leave(lane)
-            block.next()
+        except Ended:                                   # sent by `stop` just after this turn was over
+            pass
+
+    def turn(self, lane):
+        """Wait for the baton, play the kernel, pass the baton on. False if there is nothing more to play."""
+        lane.baton.acquire()
+        block = self.block
+        if block is None:
+            return False
+        lane.inside = True
+        try:
+            if not block.failed:
+                self.body()
+        except Ended:
+            pass
+        except BaseException as error:
+            error.add_note(block.whose(lane))
+            block.error, block.failed = error, True
+        block.leave(lane)
+        block.next()
+        return True
 
     def run(self, block):
         """Play one block to its end. Raises the first thread's exception, or Deadlock."""
@@ -93,7 +103,10 @@ class Crew:
     def stop(self, block):
         """End the thread that is running just now (Ctrl-C reaches the main thread only)."""
         block.failed = True
-        if block.running:
-            thread = self.threads[block.running.number]
+        lane = block.running
+        if lane:
+            thread = self.threads[lane.number]
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Ended))
-            block.main.acquire(timeout=PATIENCE)
+            give_up = time.monotonic() + PATIENCE
+            while not block.main.acquire(timeout=0.02) and lane.inside and time.monotonic() < give_up:
+                pass

@@ -1,11 +1,12 @@
-"""What the simulator costs, beside Numba's own scheduler: `python -m cuda_kernels.simulator.speed`."""
-
-from cuda_kernels import simulator  # noqa: I001  (first: it decides before Numba is imported)
+"""What the simulator costs, beside Numba's own scheduler: `python -m cuda_kernels speed`."""
 
 import time
 
 import numpy as np
 from numba import cuda, float32
+
+import cuda_kernels
+from cuda_kernels import simulator
 
 
 @cuda.jit
@@ -46,33 +47,23 @@ def measure():
     """[(what, seconds here, seconds with Numba's own scheduler)]"""
     A = np.ones((64, 16), np.float32)
     cases = [(f"60 barriers, {T} threads", lambda T=T: barriers[1, T](np.zeros(T, np.float32), 30)) for T in (8, 32)]
-    cases += [(f"65,536 multiply-adds, {T} threads", lambda T=T: products[1, T](A, A, np.zeros((64, 64), np.float32)))
-              for T in (1, 8)]
+    cases += [(f"65,536 multiply-adds, threads: {T}",
+               lambda T=T: products[1, T](A, A, np.zeros((64, 64), np.float32))) for T in (1, 8)]
     rows = []
     for name, launch in cases:
         ours = seconds(launch)
         with simulator.stock():
-            rows.append((name, ours, seconds(launch, 1)))
+            rows.append((name, ours, seconds(launch)))
     return rows
 
 
-def main(argv=()):
+def main():
     """Print the table, and whether a simulated teaching kernel is quick enough; returns 0: a time is not a test."""
-    if argv:
-        print("usage: python -m cuda_kernels speed   (no options)")
-        return 2
     print("Numba's simulator with and without the parts of cuda_kernels/simulator:")
     for name, ours, theirs in measure():
         met = "" if "barriers" not in name else f"   at least 5: {'met' if theirs >= 5 * ours else 'not met'}"
         print(f"  {name:34}{ours:8.3f} s    Numba's own {theirs:6.3f} s    {theirs / ours:5.1f} ×{met}")
-    import cuda_kernels
-
     x = np.ones((3, 1, 1, 64, 16), np.float32)
     took = seconds(lambda: cuda_kernels.forward(*x, kernel="fa2", threads=8), 1)
     print(f"  fa2, N = 64, d = 16, 8 threads    {took:8.3f} s    at most 1.5: {'met' if took <= 1.5 else 'not met'}")
     return 0
-
-
-if __name__ == "__main__":
-    simulator.install()
-    raise SystemExit(main())
