@@ -1,11 +1,13 @@
 """Write the generated parts of README.md and docs/verification.md, each between its marks.
 
     python docs/generate.py coverage            README: what each implementation supports (a test compares it)
-    python docs/generate.py kit [examples]      verification: every property on every implementation (10,000: 15 min.)
+    python docs/generate.py kit [examples]      verification: every property on every NumPy loop (10,000: 15 minutes)
     python docs/generate.py bench               verification: the ratios of `make bench` on this machine
+    python docs/generate.py papers              papers: the papers' figures beside ours, with pictures (7 minutes)
     python docs/generate.py warps               gpu: split-K against split-Q, counted in the simulator
     python docs/generate.py planted             verification: faults planted in the kernels, and who caught them
     python docs/generate.py gpu FILE …          verification: what `make gpu` saved, possibly in several runs
+    python docs/generate.py dram FILE           verification: what `tests/gpu_dram.py` saved
     python docs/generate.py sanitize FILE       verification: what `make sanitize` saved
 
 `make mutants` writes its own part when called with --write.
@@ -24,12 +26,13 @@ import numpy as np
 
 import cuda_kernels.registered  # noqa: F401  enters the kernels
 from cuda_kernels import counts
+from fa_ref import tables
 from fa_ref.testing import running
 from fa_ref.testing.properties import PROPERTIES
 from fa_ref.testing.registry import IMPLEMENTATIONS, coverage_table
 
 ROOT = Path(__file__).parent.parent
-NUMPY = ("standard", "fa1", "fa2")
+NUMPY = ("standard", "fa1", "fa2", "fa3")
 VERIFICATION = ROOT / "docs" / "verification.md"
 
 
@@ -39,7 +42,7 @@ def coverage():
 
 
 def kit(examples="10000"):
-    """Every property on every implementation: on `examples` problems against the oracle, on a tenth of them else."""
+    """Every property on every NumPy loop: on `examples` problems against the oracle, on a tenth of them else."""
     against_the_oracle = ("equals_the_oracle", "gradients_equal_the_oracles")
     jobs = [(prop, name, int(examples) // (1 if prop in against_the_oracle else 10))
             for prop in PROPERTIES for name in NUMPY]
@@ -78,6 +81,22 @@ def bench():
                                       f"NumPy {np.__version__}:\n\n```text\n{told}\n```")
 
 
+def papers():
+    """Every table of `python -m fa_ref tables`."""
+    told = []
+    for table in tables.made(tables.TABLES):
+        told.append(f"### {table.title}\n\n{table.source}.\n\n" + markdown(
+            ["", "paper", "ours", "", ""], [map(escaped, row) for row in table.rows], numbers=(1, 2)))
+        told.append(table.note)
+    marks.fill(ROOT / "docs" / "papers.md", "papers", "\n\n".join(filter(None, told)))
+    tables.main(["etap", "--pictures", str(ROOT / "docs" / "papers")])
+
+
+def escaped(cell):
+    """Text that may hold a bar or a star, for a cell of a Markdown table."""
+    return cell.replace("|", "\\|").replace("*", "\\*")
+
+
 def warps():
     """`cuda_kernels.counts` as a table."""
     marks.fill(ROOT / "docs" / "gpu.md", "warps", warps_table())
@@ -85,8 +104,7 @@ def warps():
 
 def warps_table():
     """The same as text."""
-    return markdown(["kernel", "warps", "barriers", "shuffles", "shared writes", "shared reads", "handed over"],
-                    counts.table(), numbers=range(1, 7))
+    return markdown(counts.HEAD, counts.table(), numbers=range(1, 7))
 
 
 def planted():
@@ -102,29 +120,39 @@ def printed(command):
 
 
 def gpu(*files):
-    """Checks, and what each rung costs, from the JSON files of gpu_check.py."""
+    """Checks, and what each rung costs, from the JSON files of gpu_check.py; the later file counts."""
     runs = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
-    checks = [(name, "ok" if ok else "**failed**", words.replace("\n", " "))
-              for run in runs for name, ok, words in run["rows"] if name != "costs"]
-    marks.fill(VERIFICATION, "gpu", on(runs) + markdown(["check", "", "seen"], checks))
+    checks = {name: (name, "ok" if ok else "**failed**", words.replace("\n", " "))
+              for run in runs for name, ok, words in run["rows"] if name != "costs" or not ok}
+    marks.fill(VERIFICATION, "gpu", on(runs) + markdown(["check", "", "seen"], checks.values()))
     for run in runs:
         if run["costs"]:
-            rows = [(kernel, pass_, heads, f"{ms:.2f}", f"{ratio:.1f} ×", f"{mb:,.0f}")
-                    for heads, kernel, pass_, ms, ratio, mb in run["costs"]]
+            rows = [(kernel, pass_, f"{tile} × {tile}" if tile else "–", heads, f"{ms:.2f}", f"{ratio:.1f} ×",
+                     f"{mb:,.0f}") for heads, kernel, tile, pass_, ms, ratio, mb in run["costs"]]
             marks.fill(VERIFICATION, "costs", on([run]) + markdown(
-                ["kernel", "pass", "heads", "ms", "to torch math", "MB"], rows, numbers=range(2, 6)))
+                ["kernel", "pass", "tiles", "heads", "ms", "to torch math", "MB"], rows, numbers=range(3, 7)))
 
 
-def sanitize(file):
-    """What compute-sanitizer found, from the JSON file of sanitize.py."""
-    run = json.loads(Path(file).read_text(encoding="utf-8"))
-    found = {(tool, kernel): (problems, n) for tool, kernel, problems, n in run["rows"]}
+def sanitize(*files):
+    """What compute-sanitizer found, from the JSON files of sanitize.py; the later file counts."""
+    runs = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
+    found = {(tool, kernel): (problems, n) for run in runs for tool, kernel, problems, n in run["rows"]}
     tools, kernels = (list(dict.fromkeys(key[n] for key in found)) for n in (0, 1))
     rows = [(kernel, found[tools[0], kernel][0],
              *("did not end" if found[tool, kernel][1] is None else found[tool, kernel][1] for tool in tools))
             for kernel in kernels]
     table = markdown(["kernel", "problems", *tools], rows, numbers=range(1, 5))
-    marks.fill(VERIFICATION, "sanitize", on([run]) + table)
+    marks.fill(VERIFICATION, "sanitize", on(runs) + table)
+
+
+def dram(file):
+    """Bytes that the hardware counted beside the ledger's, from the JSON file of gpu_dram.py."""
+    run = json.loads(Path(file).read_text(encoding="utf-8"))
+    rows = [(kernel, heads, f"{N:,}", *(f"{(found[n] + found[n + 1]) / 1e9:.3f}" for n in (0, 2, 4)),
+             f"{least / 1e9:.3f}") for kernel, heads, N, *found, least in run["rows"]]
+    marks.fill(VERIFICATION, "dram", on([run]) + markdown(
+        ["kernel", "heads", "N", "ledger, GB", "asked for, GB", "HBM, GB", "Q, K, V, O once, GB"], rows,
+        numbers=range(1, 7)))
 
 
 def on(runs):
@@ -139,8 +167,8 @@ def markdown(head, rows, numbers=()):
 
 
 if __name__ == "__main__":
-    commands = {"coverage": coverage, "kit": kit, "bench": bench, "warps": warps, "planted": planted,
-                "gpu": gpu, "sanitize": sanitize}
+    commands = {"coverage": coverage, "kit": kit, "bench": bench, "papers": papers, "warps": warps, "planted": planted,
+                "gpu": gpu, "dram": dram, "sanitize": sanitize}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])

@@ -1,9 +1,9 @@
-"""Draw the pictures of docs/gpu.md: `python docs/pictures.py` writes docs/pictures/*.svg.
+"""Draw the pictures of docs/gpu.md and docs/schedule.md: `python docs/pictures.py` writes docs/pictures/*.svg.
 
     python docs/pictures.py png FOLDER          the same as PNG, somewhere else
 
 Needs matplotlib, which `make lab` installs, and Numba, which `make test` installs. What the pictures say about the
-kernels, `tests/test_pictures.py` holds against the kernels.
+kernels, `tests/test_pictures.py` holds against the kernels. Those of docs/schedule.md are made in schedule_pictures.py.
 """
 
 import os
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("FA_REF_CUDA", "sim")
+import schedule_pictures
+
 from cuda_kernels import fa2
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -194,7 +196,7 @@ def splits(draw):
     return s
 
 
-PICTURES = (machine, grid, stride, banks, barriers, splits)
+PICTURES = (machine, grid, stride, banks, barriers, splits, *schedule_pictures.PICTURES)
 
 
 def main(kind="svg", folder=FOLDER):

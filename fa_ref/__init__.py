@@ -13,14 +13,17 @@ The letters, the same in every file (capitals are one head's matrices and vector
     m l acc     (br,) (br,) (br, dv)  running maximum, sum, and output not yet divided by l
     alpha       (br,)  exp(m_old − m_new): what sums made with the old maximum are worth under the new one
     D           (Nq,)  rowsum(dO ∘ O) − dL          dX          gradient of the loss with respect to X
+    …_before    P, V (and its scale) of the tile whose output waits one round, in fa3.py and fa3_fp8.py
     dB          (Nq, Nk)  gradient of the bias, which is that of the final scores
     p           position of a query on the axis of the keys: p = i + Nk − Nq
+    sQ sK sV    (Tr,) (Tc,) (Tc,)  FP8: the scale of every tile of Q, of K, of V
     rule kind   all options of a head; whether a tile is empty, partial or full
     wide        the accumulator dtype: float64 for float64, else float32
 
 Q, K, V, O, L live in memory (HBM on a GPU); everything with an i or j, and m, l, acc, lives on chip (in fa1.py O, l
 and m live in memory too: that is its price). Cores (`forward_head`, `backward_head`) check nothing; `forward` and
-`backward` check everything. Read in this order: scores, online_softmax, standard, fa1, fa2, heads, varlen.
+`backward` check everything. Read in this order: scores, online_softmax, standard, fa1, fa2, fa3, fp8, fa3_fp8, heads,
+varlen.
 """
 
 from fa_ref.heads import ALGORITHMS, Forward, Gradients, backward, forward

@@ -12,9 +12,10 @@ import pdb
 
 import numpy as np
 
-from fa_ref import fa1, fa2, standard
+from fa_ref import fa1, fa2, fa3, fa3_fp8, fp8, standard
 from fa_ref.scores import Rule
 
+CORES = {"fa1": fa1, "fa2": fa2, "fa3": fa3, "fa3_fp8": fa3_fp8}
 BR, BC = 2, 3
 
 
@@ -33,22 +34,23 @@ def line_of(function, text):
 
 
 def main(argv=None):
-    """`python -m fa_ref debug [fa1|fa2] [--run]`."""
+    """`python -m fa_ref debug [fa1|fa2|fa3|fa3_fp8] [--run]`."""
     parser = argparse.ArgumentParser(prog="python -m fa_ref debug", description=__doc__.splitlines()[0])
-    parser.add_argument("algorithm", nargs="?", default="fa2", choices=("fa1", "fa2"))
+    parser.add_argument("algorithm", nargs="?", default="fa2", choices=CORES)
     parser.add_argument("--run", action="store_true", help="run without pdb, for breakpoints set in an editor")
     options = parser.parse_args(argv)
-    core = {"fa1": fa1, "fa2": fa2}[options.algorithm]
+    core = CORES[options.algorithm]
 
     Q, K, V, rule = tiny()
+    given = fp8.prepare(Q, K, V, BR, BC) if core is fa3_fp8 else (Q, K, V)
     if options.run:
-        O, *_ = core.forward_head(Q, K, V, rule, BR, BC)
+        O, *_ = core.forward_head(*given, rule, BR, BC)
     else:
         print("Look at: p Qi   p Kj   p m, l, acc   then n (next line) and p Sij   —   c: next tile   q: leave")
         debugger = pdb.Pdb(nosigint=True, readrc=False)
         debugger.set_break(core.__file__, line_of(core.forward_head, "Sij = rule.scores("))
         debugger.rcLines.append("continue")                         # on from the first line to the breakpoint
-        answer = debugger.runcall(core.forward_head, Q, K, V, rule, BR, BC)
+        answer = debugger.runcall(core.forward_head, *given, rule, BR, BC)
         if answer is None:                                          # left with q
             return 0
         O, *_ = answer

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa_ref import fa1, fa2, inputs, standard
+from fa_ref import fa1, fa2, fa3, inputs, standard
 from fa_ref.online_softmax import finite_or_zero, merge, nonzero_or_one
 from fa_ref.scores import Rule
 
-ALGORITHMS = {"standard": standard, "fa1": fa1, "fa2": fa2}
+ALGORITHMS = {"standard": standard, "fa1": fa1, "fa2": fa2, "fa3": fa3}
 
 
 class Forward(NamedTuple):
@@ -40,7 +40,7 @@ def forward(q, k, v, *, algorithm="fa2", scale=None, causal=False, window=(-1, -
     recorded) of one dtype out of float64, float32, float16, bfloat16; the results come back in kind. Lengths may be
     0, Hq must be a multiple of Hkv.
 
-    algorithm     "standard", "fa1" or "fa2"; the answer is the same up to rounding
+    algorithm     "standard", "fa1", "fa2" or "fa3"; the answer is the same up to rounding
     scale         factor of q·k, any finite number; None is 1/√d
     causal        query i sees key j iff j ≤ i + Nk − Nq (bottom-right)
     window        (left, right): it sees keys from i + Nk − Nq − left to i + Nk − Nq + right; −1 is unlimited

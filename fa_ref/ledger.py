@@ -1,21 +1,40 @@
-"""Count what a core moves through memory and multiplies, without a line for it in the core.
+"""Count what a core moves through memory, computes, and keeps on chip, without a line for it in the core.
 
     with Ledger() as led:
         fa2.forward_head(led.hbm(Q, "Q"), led.hbm(K, "K"), led.hbm(V, "V"), rule, Br, Bc)
     print(led.table())
 
-An array in HBM counts a read when it is sliced, which hands out a copy on chip, and a write when it is assigned to;
-any other use of it is an error until the ledger is closed (then `np.asarray` gives the numbers). Arrays made from it
-by `np.empty_like` and its kin live in HBM too; making them is free. On-chip arrays count the floating-point
-operations of `@`, and refuse all other products. Only cores of one head are metered (a batch costs B·Hq times as much),
-and not the arrays of the rule (mask, bias).
+    reads, writes      elements of the subscripts of HBM arrays: those given to `hbm`, and those that the core makes
+                       from them with `np.empty_like` and its kin (making them is free)
+    matmul_flops       2·m·n·k for each `@` of m × k with k × n
+    exps               one for each element of an np.exp (exp2, expm1)
+    other_flops        one for each element of any other floating-point result (+ − · /, maximum, log, tanh, minus …);
+                       a sum, a maximum of many, a mean: one for each element that goes in
+    free               comparisons, np.where, casts, copies, views, arithmetic on whole numbers and booleans
+    peak_onchip_bytes  the largest sum of the on-chip arrays under the local names of the function that loads or
+                       stores, taken at its loads and stores; a loaded tile takes the place of what its name held;
+                       arrays with two names, and views, count once
+
+Whatever has no rule here is refused by name. While a ledger is open, np.zeros, np.full and np.empty make on-chip arrays
+in every function that holds metered ones. Only cores of one head are metered (a batch costs B·Hq times as much). What a
+rule makes of positions, mask and bias is not metered until it meets the scores.
 """
 
+import sys
+import textwrap
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-OTHER_PRODUCTS = (np.dot, np.einsum, np.inner, np.outer, np.tensordot, np.vdot)
+from fa_ref import frames
+from fa_ref.metered import EXPS, HBM, OnChip, is_floating
+
+MAKERS = ("zeros", "full", "empty")                     # how a core makes an on-chip array
+
+
+class OnChipFullError(MemoryError):
+    """The tiles on chip need more bytes than the budget."""
 
 
 @dataclass
@@ -42,120 +61,128 @@ class Record:
         return self.writes * self.dtype.itemsize
 
 
+class Access(NamedTuple):
+    """One load or store: the record of its array, "load" or "store", and (start, stop) for each axis."""
+
+    record: Record
+    action: str
+    where: tuple[tuple[int, int], ...]
+
+
 class Ledger:
-    """`arrays` lists one Record per HBM array, `matmul_flops` counts 2·m·n·k for every product of m×k with k×n."""
+    """The counts of one run: `arrays`, a Record for each HBM array, and the numbers explained above.
+
+    onchip_bytes: a budget; the load or store at which the tiles need more raises OnChipFullError. log=True: `log` lists
+    every Access in order. `peak_tiles` says what makes up the peak: {names: bytes}.
+
+    RuntimeError for a use outside of its `with`, a second `with`, or a ledger inside another; ValueError for a negative
+    budget.
+    """
+
+    running = None                                      # the ledger that is open: there is one np.zeros for all
+
+    def __init__(self, onchip_bytes=None, log=False):
+        if onchip_bytes is not None and not onchip_bytes >= 0:
+            raise ValueError(f"onchip_bytes must be at least 0, got {onchip_bytes}")
+        self.onchip_bytes = onchip_bytes
+        self.log = [] if log else None
+        self.arrays, self.matmul_flops, self.other_flops, self.exps = [], 0, 0, 0
+        self.peak_onchip_bytes, self.peak_tiles = 0, {}
+        self.open, self._makers, self._outside = False, None, None
 
     def __enter__(self):
-        self.arrays, self.matmul_flops, self.open = [], 0, True
+        if self._makers:
+            raise RuntimeError("a Ledger counts one run, this one has had its own: make a new one")
+        if Ledger.running:
+            raise RuntimeError("another ledger is open: one run is counted at a time")
+        Ledger.running, self.open, self._outside = self, True, sys._getframe(1)
+        self._makers = {name: getattr(np, name) for name in MAKERS}
+        for name, make in self._makers.items():
+            setattr(np, name, self._on_chip(make))
         return self
 
     def __exit__(self, *error):
-        self.open = False
+        for name, make in self._makers.items():
+            setattr(np, name, make)
+        Ledger.running, self.open, self._outside = None, False, None
 
     def hbm(self, x, name=None):
-        """x as an array in HBM, all of whose cells hold data."""
-        return HBM(x, self, name, written=True)
+        """The NumPy array x as an array in HBM, all of whose cells hold data. TypeError for what cannot be metered."""
+        if not self.open:
+            raise RuntimeError("led.hbm belongs inside of `with Ledger() as led:`")
+        if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+            raise TypeError(f"{name or 'an array in HBM'} must be a NumPy array, got {type(x).__name__}")
+        return self.place(x, name, written=True)
 
     def total(self, count="reads"):
         """Sum of one count (reads, writes, fresh_reads, read_bytes, write_bytes) over all arrays."""
         return sum(getattr(record, count) for record in self.arrays)
 
     def table(self):
-        """One line per array: name, shape, elements read and written, bytes of both together."""
-        lines = [f"{'array':8}{'shape':>16}{'dtype':>10}{'reads':>12}{'writes':>12}{'bytes':>14}"]
+        """One line per array: name, shape, elements read and written, bytes of both together; below, all the rest."""
+        lines = [f"{'array':8}{'shape':>16}{'dtype':>15}{'reads':>12}{'writes':>12}{'bytes':>14}"]
         for r in self.arrays:
-            lines.append(f"{r.name or '(inside)':8}{r.shape!s:>16}{r.dtype!s:>10}{r.reads:12,}{r.writes:12,}"
+            lines.append(f"{r.name or '(inside)':8}{r.shape!s:>16}{r.dtype!s:>15}{r.reads:12,}{r.writes:12,}"
                          f"{r.read_bytes + r.write_bytes:14,}")
-        lines.append(f"matmul FLOPs {self.matmul_flops:,}")
+        for what in ("matmul_flops", "other_flops", "exps", "peak_onchip_bytes"):
+            lines.append(f"{what:17} {getattr(self, what):14,}")
+        lines += textwrap.wrap(sum_of(self.peak_tiles), 76, initial_indent="  = ", subsequent_indent="    ")
         return "\n".join(lines)
 
+    # --- what the arrays tell ---
 
-class HBM:
-    """An array far away: subscripts are its loads and stores, and there is nothing else to do with it.
+    def place(self, x, name, written):
+        """A new HBM array with the cells of x, and its record."""
+        if not (x.dtype.kind in "biu" or is_floating(x.dtype)):
+            raise TypeError(f"{name or 'an array'} has dtype {x.dtype}: only floating-point numbers, whole numbers and "
+                            "booleans are metered")
+        self.arrays.append(Record(name, x.shape, x.dtype))
+        return HBM(x, self, self.arrays[-1], written)
 
-    (A plain class, not a kind of ndarray: what it does not define cannot slip past the count.)
-    """
-
-    def __init__(self, x, ledger, name, written):
-        self._cells, self._written, self._ledger = np.array(x), np.full(x.shape, written), ledger
-        self.shape, self.dtype, self.ndim = x.shape, x.dtype, x.ndim
-        self.record = Record(name, x.shape, x.dtype)
-        ledger.arrays.append(self.record)
-
-    def __len__(self):
-        return len(self._cells)
-
-    def __getitem__(self, where):
-        tile = OnChip.hold(self._cells[where], self._ledger)
-        self.record.reads += tile.size
-        self.record.fresh_reads += int((~self._written[where]).sum())
-        return tile
-
-    def __setitem__(self, where, value):
-        self._cells[where] = value
-        self._written[where] = True
-        self.record.writes += self._written[where].size
-
-    def __array__(self, dtype=None, copy=None):
-        if self._ledger.open:
-            raise self._not_loaded()
-        return np.array(self._cells, dtype=dtype)
-
-    def refuse(self, *_, **__):
-        raise self._not_loaded()
-
-    __array_ufunc__ = __eq__ = __bool__ = __iter__ = __contains__ = refuse
-    __hash__ = None
-
-    def __array_function__(self, function, types, args, kwargs):
-        if function not in (np.empty_like, np.zeros_like, np.full_like):
-            raise self._not_loaded()
-        return HBM(function(self._cells, *args[1:], **kwargs), self._ledger, None, written=False)
-
-    def __getattr__(self, name):
-        raise AttributeError(name) if name.startswith("__") else self._not_loaded()
-
-    def _not_loaded(self):
-        return TypeError(f"array {self.record.name or '(inside)'} lives in HBM: load a part of it first, X[...]")
-
-
-class OnChip(np.ndarray):
-    """An array on chip: free to use, its matrix products are counted."""
-
-    @classmethod
-    def hold(cls, x, ledger):
-        self = np.array(x).view(cls)
-        self.ledger = ledger
-        return self
-
-    def __array_finalize__(self, parent):
-        self.ledger = getattr(parent, "ledger", None)
-
-    def __array_ufunc__(self, ufunc, method, *operands, **options):
-        if any(isinstance(x, HBM) for x in operands):
-            return NotImplemented                     # the HBM array raises
-        plain = [on_chip_cells(x) for x in operands]
-        if "out" in options:
-            options["out"] = tuple(on_chip_cells(x) for x in options["out"])
+    def operation(self, ufunc, method, operands, result):
+        """A ufunc has run on chip."""
         if ufunc is np.matmul:
-            if plain[0].ndim != 2 or plain[1].ndim != 2:
-                raise TypeError(f"@ of shapes {plain[0].shape} and {plain[1].shape}: only matrices are counted")
-            (m, k), (_, n) = plain[0].shape, plain[1].shape
-            self.ledger.matmul_flops += 2 * m * n * k
-        return self._wrap(getattr(ufunc, method)(*plain, **options))
+            (m, k), (_, n) = (x.shape for x in operands)
+            self.matmul_flops += 2 * m * n * k
+        elif is_floating(result.dtype):
+            elements = operands[0].size if method == "reduce" else result.size
+            if ufunc in EXPS:
+                self.exps += elements
+            else:
+                self.other_flops += elements
+        elif result.dtype.kind not in "biu":
+            raise TypeError(f"{ufunc.__name__} gave dtype {result.dtype}, which is not counted")
 
-    def __array_function__(self, function, types, args, kwargs):
-        if function in OTHER_PRODUCTS:
-            raise TypeError(f"{function.__name__} is not counted: use @")
-        return self._wrap(function(*(on_chip_cells(x) for x in args), **kwargs))
+    def access(self, record, action, where, tile=None):
+        """A load (of this tile) or a store has happened, in the function that the subscript stands in."""
+        if self.log is not None:
+            self.log.append(Access(record, action, where))
+        frame = sys._getframe(2)
+        held = frames.tiles(frame, core=frame is not self._outside and frame.f_globals is not frame.f_locals)
+        self._at_least(held)
+        if tile is not None:
+            self._at_least(frames.with_loaded(held, frame, tile, f"a tile of {record.name or 'an array made inside'}"))
 
-    def dot(self, *_, **__):
-        raise TypeError("dot is not counted: use @")
+    def _at_least(self, held):
+        """Raise the peak to this; OnChipFullError if that is beyond the budget."""
+        size = sum(x[0] for x in held.values())
+        if size > self.peak_onchip_bytes:
+            self.peak_onchip_bytes, self.peak_tiles = size, {}
+            for n, *names in held.values():
+                name = " = ".join(names)
+                self.peak_tiles[name] = self.peak_tiles.get(name, 0) + n
+            if self.onchip_bytes is not None and size > self.onchip_bytes:
+                raise OnChipFullError(f"the tiles need {size:,} bytes on chip, the budget is {self.onchip_bytes:,}: "
+                                      + sum_of(self.peak_tiles))
 
-    def _wrap(self, x):
-        return OnChip.hold(x, self.ledger) if isinstance(x, np.ndarray) else x
+    def _on_chip(self, make):
+        """np.zeros, np.full or np.empty for as long as the ledger is open."""
+        def maker(*args, **options):
+            x, names = make(*args, **options), sys._getframe(1).f_locals
+            return OnChip.put(x, self) if any(isinstance(y, HBM | OnChip) for y in names.values()) else x
+        return maker
 
 
-def on_chip_cells(x):
-    """The plain array behind an on-chip one; anything else as it is."""
-    return x.view(np.ndarray) if isinstance(x, OnChip) else x
+def sum_of(peak_tiles):
+    """'Qi 64 + Kj 96', or 'nothing'."""
+    return " + ".join(f"{name} {n:,}" for name, n in peak_tiles.items() if n) or "nothing"

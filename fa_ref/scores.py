@@ -82,9 +82,12 @@ class Rule:
         inside = p_last - self.left <= j_first and j_last <= p_first + self.right
         return FULL if inside else PARTIAL
 
-    def scores(self, Qi, Kj, rows, cols, kind):
-        """The final scores of a tile, (br, bc), −inf where hidden. Qi (br, d) and Kj (bc, d) in accumulator width."""
-        Sij = Qi @ Kj.T * self.scale
+    def scores(self, Qi, Kj, rows, cols, kind, descale=1):
+        """The final scores of a tile, (br, bc), −inf where hidden. Qi (br, d) and Kj (bc, d) in accumulator width.
+
+        descale: factor of q·k besides the scale, for tiles that were divided by scales of their own (FP8).
+        """
+        Sij = Qi @ Kj.T * (self.scale * descale)
         if self.softcap:
             Sij = self.softcap * np.tanh(Sij / self.softcap)
         for bias in self.biases:

@@ -5,7 +5,7 @@
 1. every algorithm, forward and backward, on real queries, keys and values, each error beside its bound
 2. one tiny problem, step by step, beside plain softmax
 3. elements that standard attention, FA1 and FA2 move through memory
-4. where to put the first breakpoint
+4. where to put the first breakpoint, and pages of two runs to watch (in build/)
 
 Returns 1 if anything disagrees, else 0.
 """
@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fa_ref import ALGORITHMS, backward, data, debug, fa1, fa2, forward, standard
+from fa_ref import ALGORITHMS, backward, data, debug, fa1, fa2, forward, player, standard
 from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
 from fa_ref.testing import oracle, tolerance
 from fa_ref.testing.problem import Problem, Result
 
+PAGES = Path("build")
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
 
@@ -54,10 +55,10 @@ def agreement():
     arrays = [x[:, heads] for x in (q, k, v)] + [rng.standard_normal(v[:, heads].shape)]
     console.rule("[bold]1. Does every algorithm compute attention?")
     console.print(
-        f"Queries, keys and values (d = {q.shape[3]}) of a language model reading a text of {len(tokens)} tokens:\n"
+        f"Queries, keys and values (d = {q.shape[3]}) of a language model reading a text of {len(tokens)} tokens: "
         f"{', '.join(names[h] for h in heads)}.\n"
-        "The truth is computed in float64, row by row. Every element has a bound: what rounding can explain there.\n"
-        "Shown is the worst element of all results, the one whose error uses most of its bound. (In bfloat16 rounding\n"
+        "The truth is computed in float64, row by row. Every element has a bound: what rounding can explain there. "
+        "Shown is the worst element of all results, the one whose error uses most of its bound. (In bfloat16 rounding "
         "P and the result nearly fills it.)")
 
     table = tabled("algorithm", "dtype", "mask", "direction", "worst in", "error", "bound", "used", "", right=(5, 6, 7))
@@ -123,8 +124,8 @@ def narration():
     show("Vᵀ", V.T)
     show("Q Kᵀ", Q @ K.T)
     console.print(
-        "\nm is the largest score so far, l the sum of exp(score − m), acc the sum of exp(score − m) V.\n"
-        "When m grows, acc shrinks (query 0, second tile). After every step acc / l is the attention over the keys\n"
+        "\nm is the largest score so far, l the sum of exp(score − m), acc the sum of exp(score − m) V. "
+        "When m grows, acc shrinks (query 0, second tile). After every step acc / l is the attention over the keys "
         "so far:")
     steps, (O, L) = watch_forward(Q, K, V, rule, debug.BR, debug.BC)
 
@@ -193,7 +194,7 @@ def traffic(Br=64, Bc=64):
     dO = np.ones_like(V)
     rule = Rule(N, N, scale=d**-0.5)
     console.rule("[bold]3. What moves through memory?")
-    console.print(f"One head, N = {N}, d = {d}, tiles {Br} × {Bc}: elements read and written, counted while it ran.\n"
+    console.print(f"One head, N = {N}, d = {d}, tiles {Br} × {Bc}: elements read and written, counted while it ran. "
                   f"For comparison: N·d = {N * d:,}, N² = {N * N:,}.")
     table = tabled("algorithm", "direction", "read", "written", "together", "of standard", "matmul FLOPs",
                    right=range(2, 7))
@@ -214,11 +215,12 @@ def traffic(Br=64, Bc=64):
             base.setdefault(direction, read + written)
             table.add_row(name, direction, f"{read:,}", f"{written:,}", f"{read + written:,}",
                           f"{(read + written) / base[direction]:.0%}", f"{led.matmul_flops:,}",
-                          end_section=core is fa2)
+                          end_section=name == [*ALGORITHMS][-1])
     console.print(table)
-    console.print("Standard attention moves a multiple of N². FA1 moves O, l and m once per tile of keys, FA2 keeps\n"
-                  "them on chip and moves K and V once per tile of queries: larger tiles, less traffic. Backward,\n"
-                  "standard reads the P that it kept; FA1 and FA2 keep none and form Q Kᵀ again: 5 products for 4.\n")
+    console.print("Standard attention moves a multiple of N². FA1 moves O, l and m once per tile of keys, FA2 keeps "
+                  "them on chip and moves K and V once per tile of queries: larger tiles, less traffic. FA3 "
+                  "changes when things happen, not what moves. Backward, standard reads the P that it kept; the "
+                  "others keep none and form Q Kᵀ again: 5 products for 4.\n")
 
 
 # --- 4. the first breakpoint ----------------------------------------------------------------------------------
@@ -233,6 +235,15 @@ def first_breakpoint():
                   f"(in FA1 it is fa1.py:{one}).\n"
                   "[bold]make debug[/] does it for you with pdb; in VS Code press F5.\n"
                   "Print Qi, Kj, m, l, acc, and one line further Sij.\n")
+    pages = [player.tiny(algorithm).save(folder() / f"{algorithm}.html") for algorithm in ("fa1", "fa2")]
+    console.print("Or watch the tiny problem in a browser, line by line, forwards and backwards with the arrow keys:")
+    console.print(*(f"  {page}" for page in pages), "", sep="\n", soft_wrap=True)
+
+
+def folder():
+    """Where pages go: build/ in the current folder."""
+    PAGES.mkdir(exist_ok=True)
+    return PAGES
 
 
 if __name__ == "__main__":

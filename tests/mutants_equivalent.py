@@ -11,6 +11,7 @@ FIRST_ALPHA = "equivalent because the first factor exp(−∞ − m) wipes the s
 WEIGHTLESS = "equivalent because what stands in for a part of weight zero is multiplied by that zero"
 OTHER_WIDENS = "equivalent because the other operand is in the wide dtype, so NumPy widens this one itself"
 NOT_TILED = "equivalent because standard attention takes the direction only to be called like the others"
+NOTHING_WAITS = "equivalent because no tile waits yet: what this scales is 0"
 SAME_SHAPE = "equivalent because Q has this shape already"
 
 D = "D = (dO.astype(wide) * O.astype(wide)).sum(axis=1)"
@@ -37,6 +38,12 @@ EQUIVALENT = {
     ("fa2", "dQ = np.zeros_like(Q, shape=(Nq, d), dtype=wide)", "shape=(Nq, d) → (left out)"): SAME_SHAPE,
     ("fa2", "l = np.zeros(len(Qi), wide)", "np.zeros → np.ones"): FIRST_ALPHA,
     ("fa2", "for i in range(Tr):", "range(Tr) → range(Tr + 1)"): EMPTY_TAIL,
+    ("fp8", "return values.astype(np.float32) * spread(scales, values.shape, granularity)",
+     "values.astype(np.float32) → values"): OTHER_WIDENS,
+    ("fp8", "Y = Y * signs.astype(Y.dtype)", "Y * signs.astype(Y.dtype) → Y / signs.astype(Y.dtype)"):
+        "equivalent because to divide by 1 or −1 is to multiply by it",
+    ("fa3_fp8", "V_before, sV_before = np.zeros((0, dv), wide), 1", "1 → 2"): NOTHING_WAITS,
+    ("fa3_fp8", "V_before, sV_before = np.zeros((0, dv), wide), 1", "1 → 0"): NOTHING_WAITS,
     ("heads", "live_dL = None if dlse is None else np.where(live_queries, dL, 0)", "0 → 1"):
         "equivalent because P is 0 in a row without keys, and any finite number times that is 0",
     ("heads", "statistics = (np.ones_like(L), L) if core is fa1 else (L,)", "np.ones_like → np.zeros_like"):

@@ -16,7 +16,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 4e-
 TILES = (1, 2, 4, 16)
 WALKS = [{"algorithm": "standard"}] + [
     {"algorithm": algorithm, "block_q": Br, "block_k": Bc, "reverse": reverse}
-    for algorithm in ("fa1", "fa2") for Br in TILES for Bc in TILES for reverse in (False, True)]
+    for algorithm in ("fa1", "fa2", "fa3") for Br in TILES for Bc in TILES for reverse in (False, True)]
 SQUARE = [walk for walk in WALKS if walk.get("block_q") == walk.get("block_k")]
 STORED = {"q", "k", "v", "dout"}
 

@@ -1,4 +1,4 @@
-"""The cores of one head, called as their docstrings say: standard, FlashAttention-1 and FlashAttention-2."""
+"""The cores of one head, called as their docstrings say: standard, FlashAttention-1, -2 and -3."""
 
 import itertools
 import types
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 
-from fa_ref import fa1, fa2, standard
+from fa_ref import fa1, fa2, fa3, standard
 from fa_ref.ledger import Ledger
 from fa_ref.scores import EMPTY, Rule
 from fa_ref.testing import oracle, tolerance
@@ -17,8 +17,8 @@ from fa_ref.testing.problem import Result
 from fa_ref.testing.strategies import recipes
 from fa_ref.testing.supports import Supports
 
-CORES = {"standard": standard, "fa1": fa1, "fa2": fa2}
-TILED = {"fa1": fa1, "fa2": fa2}
+CORES = {"standard": standard, "fa1": fa1, "fa2": fa2, "fa3": fa3}
+TILED = {"fa1": fa1, "fa2": fa2, "fa3": fa3}
 ONE_HEAD = Supports.everything(max_heads=1).without("sink", "grouped", "unread_nan")
 cores = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 tiled = pytest.mark.parametrize("core", TILED.values(), ids=TILED)
@@ -132,10 +132,10 @@ class Watched(Rule):
             self.scored.append(self.asked[-1])
         return kind
 
-    def scores(self, Qi, Kj, rows, cols, kind):
+    def scores(self, Qi, Kj, rows, cols, kind, descale=1):
         assert kind != EMPTY and self.scored.pop(0) == (rows.start, rows.stop, cols.start, cols.stop)
         self.given |= {Qi.dtype, Kj.dtype}
-        return super().scores(Qi, Kj, rows, cols, kind)
+        return super().scores(Qi, Kj, rows, cols, kind, descale)
 
 
 def parts(N, B):
@@ -146,7 +146,7 @@ def parts(N, B):
 @pytest.mark.parametrize("reverse", [None, False, True])
 @given(Nq=st.integers(0, 9), Nk=st.integers(0, 9), Br=st.integers(1, 5), Bc=st.integers(1, 5), causal=st.booleans())
 def test_every_tile_once_in_the_order_of_the_paper(core, Nq, Nk, Br, Bc, reverse, causal):
-    """FA2 forward has queries outside, all else keys; only `reverse` walks the keys backwards; EMPTY is skipped."""
+    """FA2 and FA3 forward have queries outside, all else keys; only `reverse` walks backwards; EMPTY is skipped."""
     Q, K, V, dO = np.ones((Nq, 2)), np.ones((Nk, 2)), np.ones((Nk, 3)), np.ones((Nq, 3))
     direction = () if reverse is None else (reverse,)
     keys = parts(Nk, Bc)[::-1] if reverse else parts(Nk, Bc)
@@ -155,7 +155,7 @@ def test_every_tile_once_in_the_order_of_the_paper(core, Nq, Nk, Br, Bc, reverse
 
     rule = Watched(Nq, Nk, scale=1.0, causal=causal)
     answer = core.forward_head(Q, K, V, rule, Br, Bc, *direction)
-    np.testing.assert_array_equal(rule.asked, queries_outside if core is fa2 else keys_outside)
+    np.testing.assert_array_equal(rule.asked, keys_outside if core is fa1 else queries_outside)
     assert not rule.scored                                          # all that was not EMPTY
     rule = Watched(Nq, Nk, scale=1.0, causal=causal)
     core.backward_head(dO, Q, K, V, *answer, rule, Br, Bc, *direction)

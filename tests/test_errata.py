@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from fa_ref import fa1, fa2, standard
+from fa_ref import fa1, fa2, fa3, standard
 from fa_ref.ledger import Ledger
 from fa_ref.scores import EMPTY, FULL, PARTIAL, Rule
 from fa_ref.testing import oracle
@@ -199,6 +199,70 @@ def test_the_flops_of_the_backward_pass_grow_with_d(core):
     assert flops == {d: 10 * N * N * d for d in (2, 4, 8)}      # five products; O(N²) as printed would be constant
 
 
+# --- FlashAttention-3 -----------------------------------------------------------------------------------------
+
+def algorithm_2(S=S, V=V, Bc=2, loop_ends=0, keep_P=True):
+    """FA3's Algorithm 2, lines 2 to 19, on the scores: O_i before the epilogue, m, l. Three tiles of keys."""
+    tiles = [slice(j, j + Bc) for j in range(0, S.shape[1], Bc)]
+    S_cur = S[:, tiles[0]]                                      # line 4
+    m = rowmax(S_cur)                                           # line 6
+    P_cur = P_last = np.exp(S_cur - m)
+    l, acc = rowsum(P_cur), np.zeros((len(S), V.shape[1]))
+    for j in range(1, len(tiles) - loop_ends):                  # line 7
+        S_next = S[:, tiles[j]]                                 # line 9
+        acc = acc + P_cur @ V[tiles[j - 1]]                     # line 11
+        m_old, m = m, np.maximum(m, rowmax(S_next))             # line 13
+        P_last = np.exp(S_next - m)
+        l = np.exp(m_old - m) * l + rowsum(P_last)
+        acc = np.exp(m_old - m) * acc                           # line 14
+        if keep_P:
+            P_cur = P_last                                      # line 16
+    return acc + P_last @ V[tiles[-1]], m, l                    # line 19
+
+
+def test_fa3_does_not_invert_the_factor_either():
+    def algorithm_1(power):
+        m, l, acc = np.full((5, 1), -np.inf), np.zeros((5, 1)), np.zeros((5, 3))
+        for Sj, Vj in ((S1, V1), (S2, V2)):
+            m_old, m = m, np.maximum(m, rowmax(Sj))             # line 18
+            P = np.exp(Sj - m)                                  # line 19
+            l = np.exp(m_old - m) * l + rowsum(P)
+            acc = np.exp(m_old - m) ** power * acc + P @ Vj     # line 21
+        return acc / l
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        assert np.isnan(algorithm_1(power=-1)).all()
+    np.testing.assert_allclose(algorithm_1(power=1), both_tiles)
+    np.testing.assert_allclose(fa3.forward_head(S, np.eye(6), V, Rule(5, 6, scale=1.0), 2, 3)[0], both_tiles)
+
+
+def test_fa3_makes_the_scores_of_the_last_tile():
+    acc, _, l = algorithm_2(loop_ends=1)                        # as printed
+    assert not np.isclose(acc / l, both_tiles).any()
+    acc, m, l = algorithm_2()
+    np.testing.assert_allclose(acc / l, both_tiles)
+    for Bc in (1, 2, 3, 6):                                     # six tiles to one
+        O, L = fa3.forward_head(S, np.eye(6), V, Rule(5, 6, scale=1.0), 2, Bc)
+        np.testing.assert_allclose(O, both_tiles)
+        np.testing.assert_allclose(L, (m + np.log(l))[:, 0])
+    alone, _, l = algorithm_2(S[:, :2], V[:2], loop_ends=1)     # one tile: nothing to drop
+    np.testing.assert_allclose(alone / l, softmax_times(S[:, :2], V[:2]))
+
+
+def test_fa3_keeps_p_for_the_next_round():
+    acc, _, l = algorithm_2(keep_P=False)                       # as printed: line 11 always takes the first P
+    assert not np.isclose(acc / l, both_tiles).any()
+    acc, _, l = algorithm_2()
+    np.testing.assert_allclose(acc / l, both_tiles)
+
+
+def test_fa3_divides_by_l_at_the_end():
+    acc, m, l = algorithm_2()
+    for by_m in (acc * np.exp(m - m), acc / m, acc * np.exp(-m), acc * np.exp(m)):  # whatever "based on m" may mean
+        assert not np.isclose(by_m, both_tiles).all()
+    np.testing.assert_allclose(acc / l, both_tiles)
+
+
 # --- FlashAttention-1 -----------------------------------------------------------------------------------------
 
 def test_the_sum_in_appendix_b_overflows_without_the_maximum():
@@ -247,7 +311,7 @@ def test_a_row_that_sees_no_key_needs_two_guards(printed):
     assert np.isnan(O[:2]).all()
     right = softmax_times(S, V, seen)
     assert (right[:2] == 0).all()
-    for core in (standard, fa1, fa2):
+    for core in (standard, fa1, fa2, fa3):
         rule = Rule(5, 6, scale=1.0, mask=seen)
         ours = core.forward_head(S, np.eye(6), V, rule, 2, 3)[0]
         assert (ours[:2] == 0).all()

@@ -42,9 +42,9 @@ def test_what_ran_on_a_gpu_held():
             for kind in ("NumPy", "torch CUDA"):
                 assert f"| kit {kernel} {dtype} {kind} | ok |" in checks
         assert re.search(rf"^\| {kernel} \| 12 \| 0 \| 0 \| 0 \|$", found, re.MULTILINE)
-        assert f"| {kernel} | forward | 16 |" in costs
+        assert f"| {kernel} | forward | 16 × 16 | 16 |" in costs
     assert "failed" not in checks and "out of time" not in checks
-    ratio, = re.findall(r"^\| fa2 \| forward \| 16 \| [\d.]+ \| ([\d.]+) × \|", costs, re.MULTILINE)
+    ratio, = re.findall(r"^\| fa2 \| forward \| 32 × 32 \| 16 \| [\d.]+ \| ([\d.]+) × \|", costs, re.MULTILINE)
     assert float(ratio) <= 10
     planted = re.search(r"^\| a planted fault \| 1 \| (\d+) \| (\d+) \| (\d+) \|$", found, re.MULTILINE)
     assert all(int(n) > 0 for n in planted.groups())

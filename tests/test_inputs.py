@@ -48,7 +48,7 @@ def run(call, arguments):
 # the good argument.
 
 ANYWHERE = [
-    ("algorithm", "fa9", ValueError, "algorithm", "'fa9'", "'standard'", "'fa1'", "'fa2'"),
+    ("algorithm", "fa9", ValueError, "algorithm", "'fa9'", "'standard'", "'fa1'", "'fa2'", "'fa3'"),
     ("algorithm", None, ValueError, "algorithm", "None", "'fa2'"),
     ("algorithm", ["fa2"], ValueError, "algorithm", "['fa2']", "'standard'"),
     ("scale", "1", TypeError, "scale", "'1'"),

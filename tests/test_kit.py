@@ -220,6 +220,7 @@ def test_supports_that_mean_nothing_are_refused(field, value):
 test_standard = suite(IMPLEMENTATIONS["standard"].fn, IMPLEMENTATIONS["standard"].supports, examples=30)
 test_fa1 = suite(IMPLEMENTATIONS["fa1"].fn, IMPLEMENTATIONS["fa1"].supports, examples=30)
 test_fa2 = suite(IMPLEMENTATIONS["fa2"].fn, IMPLEMENTATIONS["fa2"].supports, examples=30)
+test_fa3 = suite(IMPLEMENTATIONS["fa3"].fn, IMPLEMENTATIONS["fa3"].supports, examples=30)
 
 
 @pytest.mark.slow

@@ -1,208 +1,468 @@
-"""The memory contract: what the ledger counts while a core runs equals a closed form, exactly, for every problem."""
+"""What the ledger counts, by which rule, and what it refuses. (Whole runs against formulas: test_costs.py.)"""
 
+import math
+
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa_ref import fa1, fa2, standard
-from fa_ref.ledger import Ledger
-from fa_ref.scores import EMPTY, Rule
+from fa_ref import bench, fa1, fa2, metered
+from fa_ref.ledger import Access, Ledger, OnChipFullError
+from fa_ref.scores import Rule
 
-CORES = {"standard": standard, "fa1": fa1, "fa2": fa2}
-
-
-class Setting:
-    """One head's problem, and the sums over its visited tiles from which all closed forms are made."""
-
-    def __init__(self, Nq, Nk, d, dv, Br, Bc, causal, window, mask, softcap, dtype, seed, with_dL, with_dB):
-        rng = np.random.default_rng(seed)
-        self.Nq, self.Nk, self.d, self.dv, self.Br, self.Bc = Nq, Nk, d, dv, Br, Bc
-        self.Q, self.K, self.V, self.dO = (
-            rng.standard_normal(shape).astype(dtype) for shape in ((Nq, d), (Nk, d), (Nk, dv), (Nq, dv)))
-        self.dL = rng.standard_normal(Nq).astype(dtype) if with_dL else None
-        self.with_dB = with_dB
-        self.rule = Rule(Nq, Nk, scale=0.5, causal=causal, window=window, softcap=softcap,
-                         mask=rng.random((Nq, Nk)) < 0.3 if mask else None)
-        heights = {i: min(Br, Nq - i * Br) for i in range(-(-Nq // Br))}
-        widths = {j: min(Bc, Nk - j * Bc) for j in range(-(-Nk // Bc))}
-        visited = [(i, j) for i in heights for j in widths if self.sees(i, j)]
-        self.br = sum(heights[i] for i, j in visited)               # Σ over visited tiles of their heights
-        self.bc = sum(widths[j] for i, j in visited)                # … widths
-        self.area = sum(heights[i] * widths[j] for i, j in visited)  # … areas
-        self.visited_rows = sum(heights[i] for i in {i for i, j in visited})
-
-    def sees(self, i, j):
-        """Is any key of tile j visible to any query of tile i? By looking at every pair, not by asking `kind`."""
-        rows = slice(i * self.Br, min(i * self.Br + self.Br, self.Nq))
-        cols = slice(j * self.Bc, min(j * self.Bc + self.Bc, self.Nk))
-        return self.rule.visible(rows, cols).any()
-
-    def forward(self, name, reverse=False):
-        with Ledger() as led:
-            CORES[name].forward_head(led.hbm(self.Q, "Q"), led.hbm(self.K, "K"), led.hbm(self.V, "V"), self.rule,
-                                     self.Br, self.Bc, reverse)
-        return led
-
-    def backward(self, name, reverse=False):
-        answer = CORES[name].forward_head(self.Q, self.K, self.V, self.rule, self.Br, self.Bc)
-        with Ledger() as led:
-            inputs = [led.hbm(x, label) for x, label in zip((self.dO, self.Q, self.K, self.V, *answer),
-                                                            ("dO", "Q", "K", "V", "O"), strict=False)]
-            inputs += [led.hbm(x) for x in answer[1:]]
-            dL = None if self.dL is None else led.hbm(self.dL, "dL")
-            dB = led.hbm(np.zeros((self.Nq, self.Nk), self.Q.dtype), "dB") if self.with_dB else None
-            CORES[name].backward_head(*inputs, self.rule, self.Br, self.Bc, reverse, dL=dL, dB=dB)
-        return led
+NUMBERS = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
 
 
-settings = st.builds(
-    Setting, Nq=st.integers(0, 9), Nk=st.integers(0, 9), d=st.integers(1, 3), dv=st.integers(1, 3),
-    Br=st.integers(1, 5), Bc=st.integers(1, 5), causal=st.booleans(),
-    window=st.sampled_from([(-1, -1), (1, 0), (0, 2), (2, -1)]), mask=st.booleans(),
-    softcap=st.sampled_from([None, 2.0]), dtype=st.sampled_from([np.float32, np.float64]), seed=st.integers(0, 99),
-    with_dL=st.booleans(), with_dB=st.booleans())
-
-
-def counts(led):
-    return led.total("reads"), led.total("writes"), led.matmul_flops
-
-
-@given(settings)
-def test_standard_forward(s):
-    N2 = s.Nq * s.Nk
-    reads = s.Nq * s.d + s.Nk * s.d + N2 + N2 + s.Nk * s.dv         # Q, K; S; P and V
-    writes = N2 + N2 + s.Nq + s.Nq * s.dv                           # S; P, L; O
-    assert counts(s.forward("standard")) == (reads, writes, 2 * N2 * (s.d + s.dv))
-
-
-@given(settings, st.booleans())
-def test_fa1_forward(s, reverse):
-    reads = s.Nk * (s.d + s.dv) + s.br * (s.d + s.dv + 2)           # Kj, Vj once; Qi, Oi, li, mi per visit
-    writes = s.br * (s.dv + 2)                                      # Oi, li, mi per visit
-    led = s.forward("fa1", reverse)
-    assert counts(led) == (reads, writes, 2 * s.area * (s.d + s.dv))
-    O = next(r for r in led.arrays if r.name is None and r.shape == (s.Nq, s.dv))
-    assert O.reads == s.br * s.dv                                   # as printed: on every visit
-    assert O.reads - O.fresh_reads == (s.br - s.visited_rows) * s.dv  # as plotted: not on the first
-
-
-@given(settings, st.booleans())
-def test_fa2_forward(s, reverse):
-    reads = s.Nq * s.d + s.bc * (s.d + s.dv)                        # Qi once; Kj, Vj per visit
-    writes = s.Nq * (s.dv + 1)                                      # Oi, Li once
-    assert counts(s.forward("fa2", reverse)) == (reads, writes, 2 * s.area * (s.d + s.dv))
-
-
-def matmuls_backward(s, area):
-    """S, dV, dP, dQ, dK; a softcap forms q·k once more."""
-    return 2 * area * (3 * s.d + 2 * s.dv) + (2 * area * s.d if s.rule.softcap else 0)
-
-
-@given(settings)
-def test_standard_backward(s):
-    N2, lengths = s.Nq * s.Nk, s.Nq * s.d + s.Nk * s.d
-    reads = lengths + s.Nq                                          # P once more: Q, K, L
-    reads += N2 + 2 * s.Nq * s.dv + s.Nk * s.dv + 2 * N2 + lengths + 2 * N2  # P, dO; dO, V; P, dP; Q, K; dS twice
-    reads += s.Nq if s.dL is not None else 0
-    writes = N2 + s.Nk * s.dv + N2 + N2 + lengths                   # P; dV; dP; dS; dQ, dK
-    writes += N2 if s.with_dB else 0
-    assert counts(s.backward("standard")) == (reads, writes, matmuls_backward(s, N2))
-
-
-@given(settings, st.booleans())
-def test_fa1_backward(s, reverse):
-    with_dL = s.dL is not None
-    reads = s.Nk * (s.d + s.dv) + s.br * (2 * s.d + 2 * s.dv + 2 + with_dL)  # Qi, dQi, Oi, dOi, li, mi (dLi)
-    writes = s.br * s.d + s.Nk * (s.d + s.dv) + (s.area if s.with_dB else 0)  # dQi per visit; dKj, dVj once
-    assert counts(s.backward("fa1", reverse)) == (reads, writes, matmuls_backward(s, s.area))
-
-
-@given(settings, st.booleans())
-def test_fa2_backward(s, reverse):
-    with_dL = s.dL is not None
-    reads = s.Nq * (2 * s.dv + with_dL)                             # dO, O (dL) for D
-    reads += s.Nk * (s.d + s.dv) + s.br * (2 * s.d + s.dv + 2)      # Kj, Vj once; Qi, dQi, dOi, Li, Di per visit
-    writes = s.Nq + s.br * s.d + s.Nk * (s.d + s.dv) + (s.area if s.with_dB else 0)
-    assert counts(s.backward("fa2", reverse)) == (reads, writes, matmuls_backward(s, s.area))
-
-
-@given(settings, st.sampled_from(sorted(CORES)))
-def test_bytes_are_elements_times_their_width(s, name):
-    for led in (s.forward(name), s.backward(name)):
-        assert led.total("read_bytes") == sum(r.reads * r.dtype.itemsize for r in led.arrays)
-        assert {r.dtype for r in led.arrays} == {s.Q.dtype}         # float32 and float64 alone: nothing widens
-        assert led.total("write_bytes") == led.total("writes") * s.Q.dtype.itemsize
-
-
-@pytest.mark.parametrize("name", CORES)
-def test_metering_does_not_change_the_answer(name):
-    s = Setting(7, 8, 2, 3, 2, 3, True, (-1, -1), True, None, np.float32, 5, True, False)
-    plain = CORES[name].forward_head(s.Q, s.K, s.V, s.rule, s.Br, s.Bc)
+def on_chip(use):
+    """Do use(X) with NUMBERS on chip; return the ledger and what came out."""
     with Ledger() as led:
-        metered = CORES[name].forward_head(led.hbm(s.Q), led.hbm(s.K), led.hbm(s.V), s.rule, s.Br, s.Bc)
-    for x, y in zip(plain, metered, strict=True):
-        np.testing.assert_array_equal(x, np.asarray(y))
+        result = use(led.hbm(NUMBERS, "X")[:])
+    return led, result
+
+
+# --- reads and writes -----------------------------------------------------------------------------------------
+
+@given(st.integers(-9, 9) | st.none(), st.integers(-9, 9) | st.none(), st.integers(-4, 3))
+def test_a_subscript_reads_and_writes_what_it_names(start, stop, row):
+    cells = np.arange(20.0).reshape(4, 5)
+    with Ledger(log=True) as led:
+        X = led.hbm(cells, "X")
+        for where in (slice(start, stop), (row, slice(start, stop)), row, (), (slice(None), row)):
+            tile = X[where]
+            np.testing.assert_array_equal(np.asarray(tile), cells[where])
+            X[where] = tile
+            load, store = led.log[-2:]
+            assert load == Access(led.arrays[0], "load", load.where) and store == load._replace(action="store")
+            box = cells[tuple(slice(*pair) for pair in load.where)]
+            assert len(load.where) == 2 and all(a <= b for a, b in load.where)
+            np.testing.assert_array_equal(box.ravel(), cells[where].ravel())
+    sizes = sum(math.prod(b - a for a, b in access.where) for access in led.log)
+    assert led.total("reads") + led.total("writes") == sizes
+    assert led.total("read_bytes") == 8 * led.total("reads") and led.total("fresh_reads") == 0
+
+
+def test_fresh_reads_are_those_of_cells_that_nobody_wrote():
+    with Ledger() as led:
+        X = led.hbm(NUMBERS)
+        Y = np.zeros_like(X, shape=(4,))
+        Y[1:3] = 7
+        Y[:] += 1                                                   # a read and a write
+        Y[:]
+    given_, made = led.arrays
+    assert (made.name, made.shape, made.dtype) == (None, (4,), np.float32)
+    assert (made.reads, made.fresh_reads, made.writes) == (8, 2, 6) and given_.reads == 0
+    assert np.asarray(Y).tolist() == [1, 8, 8, 1]
+
+
+def test_what_nobody_wrote_is_not_a_number():
+    with Ledger() as led:
+        X = led.hbm(NUMBERS)
+        empty, whole = np.empty_like(X), np.empty_like(X, dtype=int)
+    assert np.isnan(np.asarray(empty)).all() and np.asarray(whole).shape == (2, 3)
+
+
+def test_a_look_counts_nothing_and_changes_nothing():
+    with Ledger() as led:
+        X = led.hbm(NUMBERS)
+        np.testing.assert_array_equal(X.look(), NUMBERS)
+        with pytest.raises(ValueError, match="read-only"):
+            X.look()[0] = 1
+    assert led.total("reads") == 0
+
+
+def test_a_tile_is_a_copy_and_the_callers_array_stays_as_it_was():
+    mine = NUMBERS.copy()
+    with Ledger() as led:
+        X = led.hbm(mine)
+        tile = X[:1]
+        tile[:] = 0
+        X[1:] = 9
+        np.testing.assert_array_equal(np.asarray(X[:]), [[1, 2, 3], [9, 9, 9]])
+    np.testing.assert_array_equal(mine, NUMBERS)
+
+
+def test_a_number_from_memory_may_say_where_to_load():
+    """A table of pages, say."""
+    with Ledger(log=True) as led:
+        X, pages = led.hbm(NUMBERS), led.hbm(np.array([1, 0]))
+        page = pages[0]
+        X[page], X[page:page + 1]
+    assert [access.where for access in led.log[1:]] == [((1, 2), (0, 3))] * 2
+    assert led.other_flops == 0
+
+
+def test_without_log_there_is_no_log():
+    assert on_chip(lambda X: X)[0].log is None
+
+
+NOT_A_TILE = r"whole numbers and slices of step 1|X .* has 2 axes"
+
+
+@pytest.mark.parametrize("where", [
+    slice(None, None, 2), slice(None, None, -1), [0, 1], np.array([0]), np.array([True, False]), True, None, ..., 0.0,
+    (0, None), "a"])
+def test_other_subscripts_are_refused(where):
+    with Ledger() as led:
+        X = led.hbm(NUMBERS, "X")
+        with pytest.raises((TypeError, IndexError), match=NOT_A_TILE):
+            X[where]
+        with pytest.raises((TypeError, IndexError), match=NOT_A_TILE):
+            X[where] = 0
+        for outside in (2, -3, (0, 3), (0, 0, 0)):
+            with pytest.raises(IndexError, match=r"array X \(2, 3\)"):
+                X[outside]
+    assert led.total("reads") == led.total("writes") == 0
 
 
 @pytest.mark.parametrize("use", [
     lambda X: X + 1, lambda X: np.exp(X), lambda X: X @ np.ones((2, 2)), lambda X: np.ones((2, 2)) @ X,
     lambda X: X.T, lambda X: X.sum(), lambda X: X.astype(np.float32), lambda X: np.sum(X), lambda X: np.asarray(X),
     lambda X: np.where(True, X, 0), lambda X: X == 1, bool, list, lambda X: 1 in X,
-    lambda X: X[:] + X, lambda X: X[:] @ X, lambda X: np.maximum(X[:], X)])
+    lambda X: X[:] + X, lambda X: X[:] @ X, lambda X: np.maximum(X[:], X), lambda X: np.where(True, X[:], X),
+    lambda X: np.add(X[:], 1, out=X), lambda X: np.concatenate([X[:], X]), lambda X: X.__setitem__(slice(None), X),
+    lambda X: np.copyto(X[:], X)])
 def test_an_array_in_memory_cannot_be_used_without_a_load(use):
     with Ledger() as led:
         X = led.hbm(np.ones((2, 2)), "X")
-        with pytest.raises(TypeError, match="HBM"):
+        with pytest.raises(TypeError, match=r"array X \(2, 2\) lives in HBM"):
             use(X)
 
 
-@pytest.mark.parametrize("product", [
-    lambda X: np.dot(X, X), lambda X: X.dot(X), lambda X: np.einsum("ij,jk", X, X), lambda X: X @ X[0]])
-def test_products_are_made_with_the_matrix_operator_alone(product):
+# --- operations -----------------------------------------------------------------------------------------------
+
+COUNTED = {                                                         # X is (2, 3): (matmul_flops, other_flops, exps)
+    "elements of the result": [
+        ((0, 6, 0), lambda X: X + 1), ((0, 6, 0), lambda X: 1 - X), ((0, 6, 0), lambda X: -X), ((0, 6, 0), abs),
+        ((0, 6, 0), lambda X: X**2), ((0, 6, 0), lambda X: np.log(X)), ((0, 6, 0), lambda X: np.tanh(X)),
+        ((0, 6, 0), lambda X: np.maximum(X, 0)), ((0, 6, 0), lambda X: np.clip(X, 0, 1)),
+        ((0, 6, 0), lambda X: np.ones((2, 3)) * X), ((0, 12, 0), lambda X: X[:, :, None] * [1.0, 2.0]),
+        ((0, 12, 0), lambda X: X * X + X), ((0, 6, 0), lambda X: np.float32(2) * X)],
+    "exps": [
+        ((0, 0, 6), lambda X: np.exp(X)), ((0, 0, 6), lambda X: np.exp2(X)), ((0, 0, 3), lambda X: np.expm1(X[0]))],
+    "elements that go into a reduction": [
+        ((0, 6, 0), lambda X: X.sum()), ((0, 6, 0), lambda X: X.sum(axis=1)), ((0, 6, 0), lambda X: np.sum(X, axis=0)),
+        ((0, 6, 0), lambda X: X.max(axis=1, initial=-np.inf)), ((0, 6, 0), lambda X: np.max(X)),
+        ((0, 6, 0), lambda X: np.add.reduce(X)), ((0, 6, 0), lambda X: X.prod()),
+        ((0, 6 + 3, 0), lambda X: X.mean(axis=0)), ((0, 0, 0), lambda X: X[:, :0].max(axis=1, initial=-np.inf))],
+    "2·m·n·k": [
+        ((24, 0, 0), lambda X: X @ X.T), ((36, 0, 0), lambda X: np.matmul(X.T, X)),
+        ((0, 0, 0), lambda X: X[:, :0] @ X[:0]), ((24, 0, 0), lambda X: np.ones((2, 2), np.float32) @ X)],
+    "nothing": [
+        ((0, 0, 0), lambda X: X == 1), ((0, 0, 0), lambda X: np.isfinite(X)), ((0, 0, 0), lambda X: X.argmax(axis=1)),
+        ((0, 0, 0), lambda X: np.where(X > 2, X, 0)), ((0, 0, 0), lambda X: X.astype(np.float16)),
+        ((0, 0, 0), lambda X: X[:, None].T.copy().reshape(-1)), ((0, 0, 0), lambda X: np.concatenate([X, X])),
+        ((0, 0, 0), lambda X: X.astype(int) * 2 + 1), ((0, 0, 0), lambda X: (X > 2).sum()), ((0, 0, 0), repr),
+        ((0, 0, 0), lambda X: f"{X} {X[0, 0]:.2f}"), ((0, 0, 0), lambda X: (X > 2).any() and not (X > 2).all())],
+    "single numbers": [
+        ((0, 1, 0), lambda X: X[0, 0] * 2), ((0, 2, 0), lambda X: X[0, 0] * 2 + X[1, 1]),
+        ((0, 3, 0), lambda X: sum(X[0])), ((0, 6 + 1, 0), lambda X: X.sum() / 2),
+        ((0, 0, 1), lambda X: np.exp(X[0, 0])), ((0, 4, 0), lambda X: sum(row[0] + 1 for row in X))],
+    "in place": [
+        ((0, 6, 0), lambda X: X.__imul__(2)), ((0, 6, 0), lambda X: np.add(X, 1, out=X)),
+        ((0, 3, 0), lambda X: X[0].__iadd__(1)), ((0, 6, 0), lambda X: np.add(X, 1, out=np.ones((2, 3)))),
+        ((0, 12, 0), lambda X: np.add(1, X, out=np.ones((2, 3))) * 2)],
+}
+OPERATIONS = [pytest.param(counts, use, id=f"{rule} {n}") for rule, cases in COUNTED.items()
+              for n, (counts, use) in enumerate(cases)]
+
+
+@pytest.mark.parametrize(("counts", "use"), OPERATIONS)
+def test_an_operation_is_counted_by_the_rules(counts, use):
+    led, result = on_chip(use)
+    assert (led.matmul_flops, led.other_flops, led.exps) == counts
+    plain = use(NUMBERS.copy())                                     # and gives what NumPy gives
+    if isinstance(plain, np.ndarray | np.generic):
+        assert result.dtype == plain.dtype
+        np.testing.assert_array_equal(np.asarray(result), plain)
+    else:
+        assert str(result) == str(plain)
+
+
+ARGUMENTS = {                                                       # after X, or instead of it
+    np.where: lambda X: (X > 2, X, 0), np.copyto: lambda X: (X, 1), np.full_like: lambda X: (X, 7),
+    np.concatenate: lambda X: ([X, X],), np.stack: lambda X: ([X, X],), np.reshape: lambda X: (X, 6),
+    np.swapaxes: lambda X: (X, 0, 1), np.expand_dims: lambda X: (X, 1), np.broadcast_to: lambda X: (X, (4, 2, 3)),
+    np.clip: lambda X: (X, 2, 3)}
+
+
+@pytest.mark.parametrize("name", """
+    sum prod mean max min amax amin clip shape ndim size where any all copyto zeros_like ones_like full_like empty_like
+    concatenate stack reshape transpose swapaxes squeeze expand_dims broadcast_to""".split())
+def test_functions_that_are_offered_work(name):
+    function = getattr(np, name)
+
+    def use(X):
+        X[0, 0] = 0                                                 # so that any and all differ
+        result = function(*ARGUMENTS.get(function, lambda X: (X,))(X))
+        return None if function is np.empty_like else result
+
+    led, result = on_chip(use)
+    assert led.other_flops == (0 if function in metered.FREE else 7 if name == "mean" else 6)
+    np.testing.assert_array_equal(np.asarray(result), use(NUMBERS.copy()))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2,
+                                   ml_dtypes.float8_e4m3fn])
+def test_every_floating_dtype_counts(dtype):
+    led, _ = on_chip(lambda X: X.astype(dtype) + X.astype(dtype))
+    assert led.other_flops == 6
+
+
+REFUSED = {
+    "dot": lambda X: X.dot(X.T), "dot ": lambda X: np.dot(X, X.T), "einsum": lambda X: np.einsum("ij,ij", X, X),
+    "inner": lambda X: np.inner(X, X), "outer": lambda X: np.outer(X, X), "tensordot": lambda X: np.tensordot(X, X),
+    "vdot": lambda X: np.vdot(X, X), "vecdot": lambda X: np.vecdot(X, X), "shapes": lambda X: X @ X[0],
+    "norm": lambda X: np.linalg.norm(X), "cumsum": lambda X: np.cumsum(X), "add.accumulate": lambda X: X.cumsum(),
+    "add.at": lambda X: np.add.at(X, 0, 1), "multiply.outer": lambda X: np.multiply.outer(X, X),
+    "divmod": lambda X: divmod(X, 2), "modf": lambda X: np.modf(X), "logaddexp": lambda X: np.logaddexp(X, X),
+    "where=": lambda X: np.add(X, X, where=X > 2), "where= ": lambda X: X.sum(where=X > 2),
+    "trace": lambda X: X.trace(), "take": lambda X: X.take(0), "flat": lambda X: X.flat[0],
+    "__float__": lambda X: math.exp(X[0, 0]), "__int__": lambda X: int(X[0, 0]),
+    "complex64": lambda X: X * 1j, "object": lambda X: X.astype(object) + 1,
+    "interp": lambda X: np.interp(X, X[0], X[0]),
+    "vectorized": lambda X: np.frompyfunc(lambda x: 2 * x, 1, 1)(X), "nan_to_num": lambda X: np.nan_to_num(X)}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_rule_is_refused_by_name(name):
+    with pytest.raises(TypeError, match=f"{name.strip()}.*counted"):
+        on_chip(REFUSED[name])
+
+
+def test_numbers_leave_only_where_one_says_so():
+    led, plain = on_chip(lambda X: (np.asarray(X), X[0, 0].item(), X.tolist(), X[0, 0].astype(int).item()))
+    assert [type(x) for x in plain] == [np.ndarray, float, list, int] and led.other_flops == 0
+
+
+def test_in_place_keeps_the_array():
+    def use(X):
+        before = X
+        X += 1
+        return X is before
+    assert on_chip(use)[1]
+
+
+def test_arrays_that_a_core_makes_are_on_chip_too():
+    def core(X):
+        acc, m, spare = np.zeros((2, 3)), np.full(2, -np.inf), np.empty((2, 3))
+        spare[:] = X[:]
+        return (acc + 1) * spare, np.exp(m)                         # acc + 1 and exp(m) meet nothing that was loaded
+
     with Ledger() as led:
-        X = led.hbm(np.ones((2, 2)))[:]
-        with pytest.raises(TypeError, match="counted"):
-            product(X)
-        assert (X @ X).sum() == 8 and led.matmul_flops == 16
+        X = led.hbm(NUMBERS)
+        core(X)
+    assert (led.other_flops, led.exps) == (12, 2)
 
 
-def test_the_papers_figure():
-    """FlashAttention, Figure 2 (middle): 64 × 16 heads, N = 1024, d = 64, 2 bytes per element. Without l and m, and
-    without the first read of O, the loop moves (3 Tc + 1)·N·d elements; as printed it moves (3 Tc + 2)·N·d."""
-    N, d, heads = 1024, 64, 64 * 16
-    x = np.zeros((N, d), np.float32)
-    for Bc, gigabytes in ((128, 3.356), (256, 1.744)):              # read off the figure
-        with Ledger() as led:
-            fa1.forward_head(led.hbm(x), led.hbm(x), led.hbm(x), Rule(N, N, scale=1.0), 256, Bc)
-        matrices = [r for r in led.arrays if len(r.shape) == 2]     # Q, K, V, O
-        printed = sum(r.reads + r.writes for r in matrices)
-        plotted = printed - sum(r.fresh_reads for r in matrices)
-        Tc = N // Bc
-        assert printed == (3 * Tc + 2) * N * d
-        assert plotted == (3 * Tc + 1) * N * d
-        assert abs(plotted * heads * 2 / 1e9 - gigabytes) < 0.0015
+def test_numpy_is_left_as_it_was():
+    makers = np.zeros, np.full, np.empty
+    with pytest.raises(ZeroDivisionError), Ledger() as led:
+        assert np.zeros is not makers[0]
+        assert type((lambda: np.zeros(3))()) is np.ndarray          # a function without metered arrays sees no change
+        X = led.hbm(NUMBERS)
+        assert type(np.zeros_like(NUMBERS)) is np.ndarray and type(np.zeros(3)) is type(X[:])
+        raise ZeroDivisionError
+    assert (np.zeros, np.full, np.empty) == makers
+    with Ledger():
+        pass
 
 
-def test_algorithms_0_and_3_count():
-    """11 N² + 12 N d elements for standard attention, forward and backward from the saved P (statistics aside)."""
-    N, d = 32, 4
-    rng = np.random.default_rng(0)
-    Q, K, V, dO = rng.standard_normal((4, N, d))
-    rule = Rule(N, N, scale=0.5)
+# --- on chip --------------------------------------------------------------------------------------------------
+
+def peak(core, **options):
+    """The ledger of a core that is given a (4, 8) float32 array in memory: 128 bytes, 32 for each row."""
+    with Ledger(**options) as led:
+        core(led.hbm(np.zeros((4, 8), np.float32), "X"))
+    return led
+
+
+def test_the_peak_is_the_sum_of_the_names():
+    def core(X):
+        a = X[:2]                                                   # 64
+        b = X[2:]                                                   # 128
+        c = a + b                                                   # 192
+        X[:2] = c
+        del a, b, c
+        d = X[:1]                                                   # 32
+        X[:1] = d
+
+    led = peak(core)
+    assert led.peak_onchip_bytes == 192 and led.peak_tiles == {"a": 64, "b": 64, "c": 64}
+
+
+def test_what_is_made_and_gone_between_two_accesses_is_not_seen():
+    def core(X):
+        a = X[:1]
+        b = np.zeros(1000) + a.sum()
+        del b
+        X[:1] = a
+    assert peak(core).peak_onchip_bytes == 32
+
+
+def test_views_and_second_names_count_once():
+    def core(X):
+        a = X[:]
+        b = a
+        c = a[:2].T
+        d = c.T + b[:2]                                             # 64
+        X[:2] = d
+    led = peak(core)
+    assert led.peak_tiles == {"a = b = c": 128, "d": 64}
+
+
+def test_a_loaded_tile_takes_the_place_of_what_its_name_held():
+    def core(X):
+        for i in range(4):
+            a = X[i:i + 1] * 2                                      # 32, not 64
+            b, c = X[i], X[i].astype(np.float64)                    # 32 and 64
+            X[i] = a[0] + b + c
+    assert peak(core).peak_onchip_bytes == 32 + 32 + 64
+
+
+def test_a_tile_without_a_name_counts_while_it_is_loaded():
+    def core(X):
+        a = X[:2]
+        X[:2] += a
+        print(end=str(X[:3])[:0])
+        del a
+    led = peak(core)
+    assert led.peak_tiles == {"a": 64, "a tile of X": 96}
+
+
+def test_tiles_in_lists_tuples_and_dicts_count():
+    def core(X):
+        stages = [X[:1], X[1:2]]
+        more = {"a": X[2:3]}, 5
+        stages.append(more[0]["a"].T)
+        pair = (X[3:], None)
+        X[0] = pair[0][0]
+    led = peak(core)
+    assert led.peak_tiles == {"stages": 96, "pair": 32}
+
+
+@pytest.mark.parametrize("budget", [159, 160, None])
+def test_a_budget_is_kept_or_the_error_says_what_is_there(budget):
+    def core(X):
+        a = X[:2]
+        b = X[:3]
+        done.append("b is loaded")
+        X[:2] = a + b[:2]
+
+    done = []
+    if budget == 159:
+        with pytest.raises(OnChipFullError, match=r"160 bytes on chip, the budget is 159: a 64 \+ b 96"):
+            peak(core, onchip_bytes=budget)
+        assert not done                                             # raised by the load itself
+    else:
+        assert peak(core, onchip_bytes=budget).peak_onchip_bytes == 160
+
+
+def test_a_budget_that_cannot_hold_one_tile_names_both():
+    Q, rule = np.zeros((64, 32), np.float32), Rule(64, 64, scale=1.0)
+    with pytest.raises(OnChipFullError, match=r"need 2,048 bytes on chip, the budget is 2,047: Qi 2,048"), \
+            Ledger(onchip_bytes=2047) as led:
+        fa2.forward_head(*(led.hbm(Q) for _ in range(3)), rule, 16, 16)
+
+
+def test_a_budget_is_enough_exactly_at_the_peak():
+    Q, rule = np.zeros((64, 32), np.float32), Rule(64, 64, scale=1.0)
     with Ledger() as led:
-        q, k, v = led.hbm(Q), led.hbm(K), led.hbm(V)
-        standard.forward_head(q, k, v, rule)
-        standard.gradients(led.hbm(dO), q, k, v, led.hbm(standard.probabilities(Q, K, rule)[0]), rule)
-    moved = sum(r.reads + r.writes for r in led.arrays if len(r.shape) == 2)
-    assert moved == 11 * N * N + 12 * N * d
+        fa1.forward_head(*(led.hbm(Q) for _ in range(3)), rule, 16, 16)
+    need = led.peak_onchip_bytes
+    with Ledger(onchip_bytes=need) as led:
+        fa1.forward_head(*(led.hbm(Q) for _ in range(3)), rule, 16, 16)
+    with pytest.raises(OnChipFullError, match=f"need {need:,} bytes on chip, the budget is {need - 1:,}"), \
+            Ledger(onchip_bytes=need - 1) as led:
+        fa1.forward_head(*(led.hbm(Q) for _ in range(3)), rule, 16, 16)
 
 
-def test_fa2_saves_what_its_docstring_says():
-    """At equal tiles: no traffic of O, l and m in the loop, (2 + 2 Tr)·N·d + N elements in all."""
-    N, d, B = 64, 8, 16
-    x = np.zeros((N, d))
+# --- bad input ------------------------------------------------------------------------------------------------
+
+def test_a_forgotten_array_is_noticed():
+    Q, rule = np.zeros((8, 4), np.float32), Rule(8, 8, scale=1.0)
+    with Ledger() as led, pytest.raises(TypeError, match=r"V in forward_head is a plain array \(8, 4\).*led.hbm\(V\)"):
+        fa2.forward_head(led.hbm(Q), led.hbm(Q), Q, rule, 4, 4)
+
+
+def test_numbers_taken_off_the_chip_in_a_core_are_noticed():
+    def core(X):
+        outside = np.asarray(X[:])
+        X[:] = outside * 2
+    with pytest.raises(TypeError, match="outside in core is a plain array"):
+        peak(core)
+
+
+def test_outside_of_its_with():
+    led = Ledger()
+    with pytest.raises(RuntimeError, match="inside of `with"):
+        led.hbm(NUMBERS)
+    with led:
+        X = led.hbm(NUMBERS, "X")
+        tile = X[:]
+    for use in (lambda: X[:], lambda: X.__setitem__(0, 1)):
+        with pytest.raises(RuntimeError, match=r"ledger of array X \(2, 3\) is closed"):
+            use()
+    with pytest.raises(RuntimeError, match="inside of `with"):
+        led.hbm(NUMBERS)
+    with pytest.raises(RuntimeError, match="make a new one"), led:
+        pass
+    np.testing.assert_array_equal(np.asarray(X), NUMBERS)
+    assert np.asarray(X, dtype=float).dtype == float
+    assert np.dot(tile, tile.T).tolist() == (NUMBERS @ NUMBERS.T).tolist() and float(tile.sum()) == 21  # as any array
+    assert (led.matmul_flops, led.other_flops) == (0, 0)
+
+
+def test_one_ledger_at_a_time():
     with Ledger() as led:
-        fa2.forward_head(led.hbm(x), led.hbm(x), led.hbm(x), Rule(N, N, scale=1.0), B, B)
-    assert led.total("reads") + led.total("writes") == (2 + 2 * N // B) * N * d + N
-    assert Rule(N, N, scale=1.0).kind(slice(0, 1), slice(0, 1)) != EMPTY
+        with pytest.raises(RuntimeError, match="another ledger is open"), Ledger():
+            pass
+        assert led.hbm(NUMBERS)[0].size == 3                        # the first goes on
+
+
+@pytest.mark.parametrize(("x", "says"), [
+    (NUMBERS.astype(object), "Q has dtype object"), (NUMBERS.astype(complex), "Q has dtype complex128"),
+    (np.array(["a"]), "Q has dtype <U1"), (np.zeros(2, [("a", float)]), "Q has dtype"),
+    ([1.0], "Q must be a NumPy array, got list"), (None, "got NoneType"),
+    (np.ma.masked_array(NUMBERS), "got MaskedArray")])
+def test_what_cannot_be_metered(x, says):
+    with Ledger() as led, pytest.raises(TypeError, match=says):
+        led.hbm(x, "Q")
+    assert led.arrays == []
+
+
+def test_object_arrays_cannot_be_made_inside_either():
+    with Ledger() as led, pytest.raises(TypeError, match="dtype object"):
+        np.empty_like(led.hbm(NUMBERS), dtype=object)
+
+
+@pytest.mark.parametrize("budget", [-1, float("nan")])
+def test_a_budget_is_not_negative(budget):
+    with pytest.raises(ValueError, match=f"at least 0, got {budget}"):
+        Ledger(onchip_bytes=budget)
+    with pytest.raises(OnChipFullError, match="need 128 bytes on chip, the budget is 0: a tile of X 128"):
+        peak(lambda X: X[:], onchip_bytes=0)
+
+
+def test_the_table_shows_every_count():
+    with Ledger() as led:
+        fa2.forward_head(*(led.hbm(NUMBERS, name) for name in "QKV"), Rule(2, 2, scale=1.0), 1, 2)
+    words = led.table().replace(",", "").split()
+    assert words.count("(inside)") == 2 and {"Q", "K", "V", "float32", "m_new"} <= {*words}
+    for count in (*(r.reads for r in led.arrays), *(r.writes for r in led.arrays), led.matmul_flops, led.other_flops,
+                  led.exps, led.peak_onchip_bytes):
+        assert str(count) in words
+    with Ledger() as empty:
+        pass
+    assert "nothing" in empty.table()
+
+
+# --- speed ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize("core", [fa1, fa2])
+def test_metering_is_not_slow(core, tile):
+    """At most 10 times the plain run, as `python -m fa_ref bench` measures it; here with room for a busy machine."""
+    with_ledger, without = bench.metering(tile, core, N=512)
+    assert with_ledger < 25 * without

@@ -1,4 +1,4 @@
-"""What the pictures of docs/gpu.md say is true, and the files are what docs/pictures.py draws today."""
+"""What the pictures of docs/ say is true, and the files are what docs/pictures.py draws today."""
 
 import re
 import runpy
@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import pictures  # noqa: E402
 
 PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-IMAGES = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", PAGE)
+IMAGES = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", PAGE + (ROOT / "docs" / "schedule.md").read_text(encoding="utf-8"))
 QUOTED = ("cuda_kernels/fa1.py", "cuda_kernels/fa2.py", "cuda_kernels/fa1_warps.py", "cuda_kernels/fa2_warps.py",
           "fa_ref/fa2.py")
 simulated = pytest.mark.skipif(not cuda_kernels.SIMULATED, reason="watches the simulator; kernels run on a GPU here")

@@ -43,6 +43,7 @@ def register_ours(algorithm, description):
 register_ours("standard", "materialises S and P")
 register_ours("fa1", "outer loop over tiles of keys; O, l and m travel to memory in every step")
 register_ours("fa2", "outer loop over tiles of queries; one division at the end, only L is kept")
+register_ours("fa3", "fa2 as a two-stage pipeline: scores one tile ahead of P V; the backward pass is fa2's")
 
 SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 CAPABILITIES = {

@@ -1,0 +1,112 @@
+"""Draw tables as Gantt pictures: a line for each unit, a box for each task.
+
+Needs matplotlib, which `make lab` and `make test` install. In an SVG, text stays text, the background is light on a
+dark page too, and the same table gives the same bytes.
+"""
+
+import re
+
+from fa_ref.schedule.model import Table, makespan
+
+PAPER, INK, FAINT = "#fdfdfa", "#24292f", "#666b74"
+COLORS = ("#cfe1f5", "#fbdcb0", "#d3ebd0", "#e2d3f2", "#f6cfd0", "#cdeae8", "#e9e9e4")
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "fa_ref",
+         "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"]}
+POINT = 0.75                                                            # of a pixel; all else is in pixels
+WIDTH, LEFT, RIGHT, LINE, TITLE, AXIS, LEGEND = 700, 130, 20, 22, 36, 46, 24
+LETTER = 6.6                                                            # about the width of one
+
+
+def gantt(tables, path, **how):
+    """Draw a Table, or several as {title: Table} above one axis of time; the path's ending says as what.
+
+    group, label: functions of a Row. Rows of one group have one color; by default a group is what stands before the
+    first comma or number of a task's name, and a label is what stands before its first comma. A label that does not
+    fit into its box is left out. time: what stands below the axis.
+    """
+    Gantt(tables, **how).save(path)
+
+
+class Gantt:
+    """The picture that `gantt` saves."""
+
+    def __init__(self, tables, *, group=None, label=None, time="time"):
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        tables = {"": tables} if isinstance(tables, Table) else tables
+        self.label = label or (lambda row: row.what.split(",")[0])
+        self.group = group or (lambda row: re.split(r"[,\d]", row.what)[0].strip())
+        groups = list(dict.fromkeys(self.group(row) for table in tables.values() for row in table.rows))
+        self.colors = {name: COLORS[n % len(COLORS)] for n, name in enumerate(groups)}
+        end = max(map(makespan, tables.values()))
+        self.scale = float((WIDTH - LEFT - RIGHT) / (end or 1))
+        places, lines = self.legend(groups)
+        height = sum(TITLE + LINE * len(table.units) for table in tables.values()) + AXIS + LEGEND * lines
+        with matplotlib.rc_context(STYLE):
+            self.figure = Figure(figsize=(WIDTH / 96, height / 96), facecolor=PAPER)
+            self.axes = self.figure.add_axes((0, 0, 1, 1))
+            self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))
+            self.axes.axis("off")
+            top = 0
+            for title, table in tables.items():
+                self.panel(title, table, top + TITLE)
+                top += TITLE + LINE * len(table.units)
+            self.axis(top + 6, float(end), time)
+            for name, x, line in places:
+                self.box(x, top + AXIS + line * LEGEND, 16, 16, self.colors[name])
+                self.text(x + 22, top + AXIS + line * LEGEND + 8, name, align="left")
+
+    def panel(self, title, table, top):
+        """One table: its title, its units, its boxes; white is where a unit waits."""
+        self.text(LEFT, top - 12, title, align="left", bold=True, size=12.5)
+        for n, unit in enumerate(table.units):
+            self.text(LEFT - 8, top + (n + 0.5) * LINE, unit, align="right")
+            self.box(LEFT, top + n * LINE, makespan(table) * self.scale, LINE, "#ffffff", edge="#dcdcd6")
+        for row in table.rows:
+            x, y = LEFT + row.start * self.scale, top + table.units.index(row.unit) * LINE
+            width, label = (row.end - row.start) * self.scale, self.label(row)
+            if width:
+                self.box(x, y + 2, width, LINE - 4, self.colors[self.group(row)])
+            if len(label) * LETTER <= width:
+                self.text(x + width / 2, y + LINE / 2, label, size=10.5)
+
+    def axis(self, top, end, time):
+        """Ticks at round numbers."""
+        from matplotlib.ticker import MaxNLocator
+
+        for tick in MaxNLocator(8, integer=True).tick_values(0, end):
+            if tick <= end:
+                self.box(LEFT + tick * self.scale, top - 4, 0, 5, "none")
+                self.text(LEFT + tick * self.scale, top + 10, f"{tick:,.0f}", size=11)
+        self.text((LEFT + WIDTH - RIGHT) / 2, top + 26, time, color=FAINT)
+
+    @staticmethod
+    def legend(groups):
+        """[(name, x, line)] of groups, as many to a line as fit, and the number of lines."""
+        places, x, line = [], LEFT, 0
+        for name in groups:
+            width = 44 + len(name) * LETTER
+            if x > LEFT and x + width > WIDTH:
+                x, line = LEFT, line + 1
+            places.append((name, x, line))
+            x += width
+        return places, line + 1
+
+    def box(self, x, y, width, height, fill, edge=INK):
+        from matplotlib.patches import Rectangle
+
+        self.axes.add_patch(Rectangle((x, y), float(width), height, facecolor=fill, edgecolor=edge,
+                                      linewidth=0.8 * POINT))
+
+    def text(self, x, y, words, *, align="center", size=11.5, color=INK, bold=False):
+        self.axes.text(x, y, words, fontsize=size * POINT, color=color, ha=align, va="center", family="sans-serif",
+                       weight="bold" if bold else "normal")
+
+    def save(self, path):
+        """Write it, as what the path ends with."""
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
+            metadata = {"Date": None, "Creator": None} if str(path).endswith(".svg") else None
+            self.figure.savefig(path, metadata=metadata, dpi=96 * 2)

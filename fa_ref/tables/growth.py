@@ -1,0 +1,79 @@
+"""How traffic falls with the memory on chip (Theorem 2), and how memory grows with the length (Theorem 1)."""
+
+import tracemalloc
+
+import numpy as np
+
+from fa_ref import fa1, fa2, standard
+from fa_ref.ledger import Ledger
+from fa_ref.scores import Rule
+from fa_ref.tables.rows import Table, at_most, row
+
+N, D = 512, 32                                          # of the sweep
+BUDGETS = (1024, 2048, 4096, 8192, 16384)               # elements on chip, from 32·d to N·d
+LENGTHS = (512, 1024, 2048, 4096)
+CORES = {"standard": standard, "fa1": fa1, "fa2": fa2}
+
+
+def elements_moved(name, M):
+    """Elements of matrices that one head moves if its tiles fill M elements on chip.
+
+    The outer loop gets the larger tiles, ⌈M/4d⌉ of keys in FA1 (its Algorithm 1), as many of queries in FA2; the inner
+    loop gets at most d.
+    """
+    outer = -(-M // (4 * D))
+    inner = min(outer, D)
+    Br, Bc = (outer, inner) if name == "fa2" else (inner, outer)
+    X = np.zeros((N, D), np.float32)
+    with Ledger() as led:
+        CORES[name].forward_head(*(led.hbm(X) for _ in "QKV"), Rule(N, N, scale=1.0), Br, Bc)
+    return sum(r.reads + r.writes for r in led.arrays if len(r.shape) == 2)
+
+
+def sweep():
+    """{name: [elements moved, one for each budget]}."""
+    return {name: [elements_moved(name, M) for M in BUDGETS] for name in CORES}
+
+
+def theorem_2(moved=None):
+    """Twice the memory on chip, half the traffic; standard attention does not profit."""
+    moved = moved or sweep()
+    rows = []
+    for name in ("fa1", "fa2"):
+        shares = [n * M / (N * N * D * D) for n, M in zip(moved[name], BUDGETS, strict=True)]
+        rows += [row(f"{name}, M = {M}: elements moved", None, n, ",.0f", why=f"{share:.2f}·N²·d²/M")
+                 for n, M, share in zip(moved[name], BUDGETS, shares, strict=True)]
+        rows.append(row(f"{name}, M = {BUDGETS[0]} to {BUDGETS[2]}: less by", BUDGETS[2] / BUDGETS[0],
+                        moved[name][0] / moved[name][2], ".2f", within=0.05, why="Θ(N²·d²/M), and a little of N·d"))
+    rows.append(row("standard, any M", 4 * N * N + 4 * N * D, moved["standard"][-1], ",.0f", within=0,
+                    why="4·N² + 4·N·d: it has no tiles"))
+    return Table("Traffic and the memory on chip", "FA1 (2205.14135), Theorem 2", rows,
+                 f"N = {N}, d = {D}, one head, forward.")
+
+
+def memory_grows():
+    """{name: [bytes that a forward pass allocates at its peak, one for each length]}, by tracemalloc."""
+    found = {}
+    for name, core in CORES.items():
+        for n in LENGTHS:
+            X = np.random.default_rng(0).standard_normal((n, 64)).astype(np.float32)
+            tracemalloc.start()
+            core.forward_head(X, X, X, Rule(n, n, scale=0.125), 64, 128)
+            found.setdefault(name, []).append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    return found
+
+
+def theorem_1(found=None):
+    """Memory beyond the inputs: linear in the length for FA1 and FA2, quadratic for standard attention."""
+    found = found or memory_grows()
+    first, last = LENGTHS[0], LENGTHS[-1]
+    rows = [row(f"{name}, N = {n}: kB", None, byte / 1e3, ",.0f") for name in CORES
+            for n, byte in zip(LENGTHS, found[name], strict=True)]
+    grown = {name: found[name][-1] / found[name][0] for name in CORES}
+    rows.append(row(f"standard, from N = {first} to {last}: more by", (last // first) ** 2, grown["standard"], ".1f",
+                    within=0.1, why="O(N²)"))
+    rows += [at_most(f"{name}, from N = {first} to {last}: more by", last / first, grown[name], ".1f",
+                     why="O(N): O, l, m or L grow, tiles do not") for name in ("fa1", "fa2")]
+    return Table("Memory and the length", "FA1 (2205.14135), Theorem 1", rows, "d = 64, float32, tiles 64 × 128, one "
+                 "head, forward, all that Python's tracemalloc sees at the peak.")
