@@ -40,7 +40,7 @@ def with_threads_of(kernel):
 @kernels
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_property(name, kernel):
-    row = try_property(name, *with_threads_of(kernel), examples=12)
+    row = try_property(name, *with_threads_of(kernel), examples=8)
     if row.status == "unsupported":
         pytest.skip(row.detail)
     assert row.status == "ok", f"{PROPERTIES[name].sentence}\n{row.detail}"
