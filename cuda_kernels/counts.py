@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cuda_kernels.launch import WARP
-from fa_ref.scores import EMPTY, Rule
-from fa_ref.tour import console, tabled
+from fa_ref.scores import EMPTY, Rule, tiles
+from fa_ref.terminal import console, tabled
 
 # of the table; writes and reads are of shared memory, told and heard the part of them that tells other warps
 HEAD = ("kernel", "warps", "barriers", "shuffles", "writes", "reads", "told", "heard")
@@ -44,7 +44,7 @@ def pair(kernel, br, bc, seen, d, dv, warps):
     reads = seen * (2 * d + dv)                                     # Qi and Kj for a score, Vj for its product with P
     if kernel == "fa2_warps":
         return OnChip(barriers=2, shuffles=br * (BUTTERFLIES + bc), shared_writes=bc * (d + dv), shared_reads=reads)
-    told = warps * br * (1 + 1 + dv)                              # each warp's maximum, sum and output of each row
+    told = warps * br * (1 + 1 + dv)                                # each warp's maximum, sum and output of each row
     heard = warps * br * WARP * warps                               # every lane of every warp reads all maxima …
     heard += br * warps * (WARP + WARP + dv)                        # … and, once per row, maxima, sums and outputs
     return OnChip(3, br * (warps * BUTTERFLIES + bc), br * d + told, reads + heard, told, heard)
@@ -63,11 +63,6 @@ def head(kernel, Nq, Nk, d, dv, Br, Bc, warps, causal=False):
                 br, bc = rule.visible(rows, cols).shape
                 parts.append(pair(kernel, br, bc, int(rule.visible(rows, cols).sum()), d, dv, warps))
     return together(parts)
-
-
-def tiles(N, size):
-    """Slices of N rows, `size` at a time."""
-    return [slice(x, min(x + size, N)) for x in range(0, N, size)]
 
 
 # --- the same, counted ----------------------------------------------------------------------------------------
@@ -104,10 +99,10 @@ def table(**sizes):
     return [(kernel, str(warps), *(f"{n:,}" for n in found)) for kernel, warps, found in rows(**sizes)]
 
 
-def show(**sizes):
-    """Print the table."""
+def show(**warps):
+    """Print the table; warps=(1, 4) only of these numbers."""
     shown = tabled(*HEAD, right=range(1, 8))
-    for row in table(**sizes):
+    for row in table(**warps):
         shown.add_row(*row)
     console.print("One block, a tile of 16 queries and one of 32 keys, d = dv = 16, counted while it ran:\n", shown)
 

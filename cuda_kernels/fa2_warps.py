@@ -30,10 +30,9 @@ from functools import cache
 from numba import cuda
 
 from cuda_kernels import scores
-from cuda_kernels.launch import WARP, numbers
+from cuda_kernels.launch import ALL, WARP, numbers
 
 WARPS = range(1, 9)                                                 # of a block
-ALL = 0xFFFFFFFF                                                    # all lanes of a warp
 
 
 @cache

@@ -76,7 +76,7 @@ CARDS = {
     for name, capability in {"T4": (7, 5), "A100": (8, 0), "RTX 4090": (8, 9), "H200": (9, 0)}.items()
 }
 SIMULATED_CARD = "H200"
-WARP = 32                                       # threads of a warp, on every card
+WARP, ALL = 32, 0xFFFFFFFF                      # threads of a warp, on every card; the mask of all of them
 LARGEST_TILE = 16 if SIMULATED else 32
 DEFAULT_THREADS = 1 if SIMULATED else 128       # with one thread a debugger sees a sequential program
 

@@ -17,9 +17,10 @@ from rich.progress import Progress
 import cuda_kernels
 from cuda_kernels import WITH_BACKWARD, counts, player
 from fa_ref import data
+from fa_ref.terminal import console, tabled
 from fa_ref.testing import oracle, tolerance
 from fa_ref.testing.problem import Problem, Result
-from fa_ref.tour import BACKWARD, FORWARD, console, folder, tabled
+from fa_ref.tour import BACKWARD, FORWARD, folder, judged
 
 N = 24                      # tokens: a simulated kernel does a few hundred thousand multiply-adds a second
 THREADS = {"standard": 8, "fa1": 8, "fa2": 8, "fa1_warps": 64, "fa2_warps": 64}      # threads of a block
@@ -55,13 +56,9 @@ def agreement():
             worst = tolerance.worst(solve(problem, kernel), truth, bound)
             for direction, fields in (("forward", FORWARD), ("backward", BACKWARD)):
                 if direction == "forward" or kernel in WITH_BACKWARD:
-                    name = max(fields, key=lambda field: worst[field].fraction)
-                    good = worst[name].fraction <= 1
+                    good, cells = judged(worst, bound, fields)
                     ok &= good
-                    most = getattr(bound, name)[worst[name].index]
-                    table.add_row(kernel, str(THREADS[kernel]), direction, name, f"{worst[name].fraction * most:.1e}",
-                                  f"{most:.1e}", f"{worst[name].fraction:.0%}",
-                                  "[green]ok[/]" if good else "[bold red]FAIL[/]")
+                    table.add_row(kernel, str(THREADS[kernel]), direction, *cells)
     console.print(table)
     return ok
 

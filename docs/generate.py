@@ -3,7 +3,7 @@
     python docs/generate.py coverage            README: what each implementation supports (a test compares it)
     python docs/generate.py kit [examples]      verification: every property on every NumPy loop (10,000: 15 minutes)
     python docs/generate.py bench               verification: the ratios of `make bench` on this machine
-    python docs/generate.py papers              papers: the papers' figures beside ours, with pictures (7 minutes)
+    python docs/generate.py papers              papers: the papers' figures beside ours, with pictures (3 minutes)
     python docs/generate.py warps               gpu: split-K against split-Q, counted in the simulator
     python docs/generate.py planted             verification: faults planted in the kernels, and who caught them
     python docs/generate.py gpu FILE …          verification: what `make gpu` saved, possibly in several runs

@@ -2,7 +2,7 @@
 
     python docs/pictures.py png FOLDER          the same as PNG, somewhere else
 
-Needs matplotlib, which `make lab` installs, and Numba, which `make test` installs. What the pictures say about the
+Needs matplotlib, which `make test` installs. What the pictures say about the
 kernels, `tests/test_pictures.py` holds against the kernels. Those of docs/schedule.md are made in schedule_pictures.py.
 """
 
@@ -201,7 +201,8 @@ PICTURES = (machine, grid, stride, banks, barriers, splits, *schedule_pictures.P
 
 def main(kind="svg", folder=FOLDER):
     """Draw all of them."""
-    import drawing  # brings matplotlib, which nobody needs who only reads the facts above
+    from fa_ref import drawing  # brings matplotlib, which nobody needs who only reads the facts above
+
     for picture in PICTURES:
         picture(drawing).save(Path(folder) / f"{picture.__name__}.{kind}")
 

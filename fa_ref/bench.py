@@ -8,23 +8,21 @@ attention on the CPU, if torch is installed, is the peer that nobody here wrote.
 """
 
 import argparse
-import sys
 import time
 import tracemalloc
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from fa_ref import fa1, fa2, standard
 from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
+from fa_ref.terminal import console
 
 ROUNDS = 5
 TILES = ((128, 512), (256, 512), (256, 1024), (512, 1024), (512, 2048))
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 def main(argv=None):

@@ -19,7 +19,7 @@ import numpy as np
 
 from fa_ref.inputs import accumulator
 from fa_ref.ledger import Ledger
-from fa_ref.scores import EMPTY, Rule
+from fa_ref.scores import EMPTY, Rule, tiles
 
 
 class Cost(NamedTuple):
@@ -63,19 +63,18 @@ class Visits(NamedTuple):
 
 def visits(rule, d, dv, Br, Bc, dtype=np.float32, dL=False, dB=False):
     """The Visits of one head: which tiles are empty is asked of `rule.kind`."""
-    heights = [slice(i, min(i + Br, rule.Nq)) for i in range(0, rule.Nq, Br)]
-    widths = [slice(j, min(j + Bc, rule.Nk)) for j in range(0, rule.Nk, Bc)]
+    heights, widths = tiles(rule.Nq, Br), tiles(rule.Nk, Bc)
     visited = [[cols.stop - cols.start for cols in widths if rule.kind(rows, cols) != EMPTY] for rows in heights]
     br = [rows.stop - rows.start for rows in heights]
     cap = bool(rule.softcap)
     return Visits(
         rule.Nq, rule.Nk, d, dv, br=min(Br, rule.Nq), bc=min(Bc, rule.Nk), Tr=len(heights),
-        n=sum(len(tiles) for tiles in visited),
-        R=sum(r * len(tiles) for r, tiles in zip(br, visited, strict=True)),
-        C=sum(sum(tiles) for tiles in visited),
-        A=sum(r * sum(tiles) for r, tiles in zip(br, visited, strict=True)),
-        seen=sum(r for r, tiles in zip(br, visited, strict=True) if tiles),
-        rows_follow=any(visited[:-1]), cols_follow=any(len(tiles) > 1 for tiles in visited),
+        n=sum(len(met) for met in visited),
+        R=sum(r * len(met) for r, met in zip(br, visited, strict=True)),
+        C=sum(sum(met) for met in visited),
+        A=sum(r * sum(met) for r, met in zip(br, visited, strict=True)),
+        seen=sum(r for r, met in zip(br, visited, strict=True) if met),
+        rows_follow=any(visited[:-1]), cols_follow=any(len(met) > 1 for met in visited),
         s=1 + 3 * cap + len(rule.biases) + (rule.alibi_slope is not None),      # scale; /c tanh ·c; + bias; − ALiBi
         t=1 + 6 * cap,                                                          # scale; scale /c tanh, 1 − tanh², ·
         X=cap, dL=int(dL), dB=int(dB), wide=accumulator(np.dtype(dtype)).itemsize, narrow=np.dtype(dtype).itemsize)

@@ -82,19 +82,13 @@ METHODS = {
 }
 
 
-def measured(seed, N=8192, d=128):
-    """Yield (method, error) one after the other, in the order of METHODS. Errors: see `errors`."""
-    fp8.check_power_of_two(check_whole("d", d, 1))
-    Q, K, V = inputs(seed, check_whole("N", N, 1), d)
-    truth = standard(Q, K, V, np.dtype(np.float64))
-    for name, method in METHODS.items():
-        wrong = method(Q, K, V).astype(np.float64) - truth
-        yield name, float(np.sqrt(np.mean(wrong * wrong)))
-
-
 def errors(seed, N=8192, d=128):
     """{method: root mean squared error of O} for one draw of inputs. N: queries and keys; d: a power of two.
 
     Below 1 GB of memory. Raises ValueError or TypeError for sizes that are not whole numbers and a d without rotation.
     """
-    return dict(measured(seed, N, d))
+    fp8.check_power_of_two(check_whole("d", d, 1))
+    Q, K, V = inputs(seed, check_whole("N", N, 1), d)
+    truth = standard(Q, K, V, np.dtype(np.float64))
+    wrong = {name: method(Q, K, V).astype(np.float64) - truth for name, method in METHODS.items()}
+    return {name: float(np.sqrt(np.mean(x * x))) for name, x in wrong.items()}

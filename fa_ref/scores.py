@@ -32,6 +32,11 @@ from fa_ref.inputs import (
 EMPTY, PARTIAL, FULL = "empty", "partial", "full"
 
 
+def tiles(N, size):
+    """The slices of N rows, `size` at a time; the last may be shorter."""
+    return [slice(n, min(n + size, N)) for n in range(0, N, size)]
+
+
 class Rule:
     """All options of one head.
 

@@ -16,19 +16,16 @@ from pathlib import Path
 
 import numpy as np
 from ml_dtypes import bfloat16
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from fa_ref import ALGORITHMS, backward, data, debug, fa1, fa2, forward, player, standard
 from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
+from fa_ref.terminal import console, tabled
 from fa_ref.testing import oracle, tolerance
 from fa_ref.testing.problem import Problem, Result
 
 PAGES = Path("build")
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
 
 
@@ -71,17 +68,11 @@ def agreement():
             truth, bound = oracle.solve(problem), tolerance.bounds(problem)
             progress.advance(task)
             for algorithm in ALGORITHMS:
-                answer = solve(problem, algorithm)
-                worst = tolerance.worst(answer, truth, bound)
+                worst = tolerance.worst(solve(problem, algorithm), truth, bound)
                 for direction, fields in (("forward", FORWARD), ("backward", BACKWARD)):
-                    name = max(fields, key=lambda field: worst[field].fraction)
-                    good = worst[name].fraction <= 1
+                    good, cells = judged(worst, bound, fields)
                     ok &= good
-                    at = worst[name].index
-                    error = abs(float(getattr(answer, name)[at]) - getattr(truth, name)[at])
-                    row_of[algorithm, np.dtype(dtype).name, causal, direction] = (
-                        name, f"{error:.1e}", f"{getattr(bound, name)[at]:.1e}", f"{worst[name].fraction:.0%}",
-                        "[green]ok[/]" if good else "[bold red]FAIL[/]")
+                    row_of[algorithm, np.dtype(dtype).name, causal, direction] = cells
                 progress.advance(task)
     for (algorithm, dtype, causal, direction), cells in sorted(row_of.items(), key=lambda row: order(row[0])):
         table.add_row(algorithm, dtype, "causal" if causal else "none", direction, *cells,
@@ -90,12 +81,13 @@ def agreement():
     return ok
 
 
-def tabled(*columns, right=()):
-    """An empty table that fits into 80 columns; `right` lists the columns of numbers."""
-    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
-    for column in right:
-        table.columns[column].justify = "right"
-    return table
+def judged(worst, bound, fields):
+    """(is it within its bound?, cells of the table) for the worst element of these fields; worst: of `tolerance`."""
+    name = max(fields, key=lambda field: worst[field].fraction)
+    fraction, most = worst[name].fraction, getattr(bound, name)[worst[name].index]
+    good = fraction <= 1
+    return good, (name, f"{fraction * most:.1e}", f"{most:.1e}", f"{fraction:.0%}",
+                  "[green]ok[/]" if good else "[bold red]FAIL[/]")
 
 
 def order(key):

@@ -7,15 +7,13 @@ import time
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, DRIVER, Browser, By, Keys
 from test_player import box, in_text, problem, states
 
 import cuda_kernels
 from fa_ref import fa2, page, player
 from fa_ref.page.data import text
 from fa_ref.page.listing import labels
-
-pytest.importorskip("selenium", reason="selenium drives the browser: pip install '.[dev]'")
-from browser import CHROMIUM, DRIVER, Browser, By, Keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=(
     "no Chromium with its driver here: apt-get install chromium chromium-driver"))]

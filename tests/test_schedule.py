@@ -455,19 +455,18 @@ def test_the_command_knows_its_stories(capsys):
 
 
 def test_a_picture_has_a_box_for_every_row_where_it_belongs(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (make lab installs it)")
     from fa_ref.schedule import pictures
 
     table = overlap.schedule("both", 3, HALF)
     drawn = pictures.Gantt({"one": table, "two": table}, label=lambda row: row.what)
-    boxes = Counter((round(p.get_x(), 6), round(p.get_width(), 6), p.get_y()) for p in drawn.axes.patches
+    boxes = Counter((round(p.get_x(), 6), round(p.get_width(), 6), p.get_y()) for p in drawn.sheet.axes.patches
                     if p.get_height() == pictures.LINE - 4)
     scale = (pictures.WIDTH - pictures.LEFT - pictures.RIGHT) / makespan(table)
     tops = pictures.TITLE, 2 * pictures.TITLE + pictures.LINE * len(table.units)
     assert boxes == Counter(
         (round(pictures.LEFT + row.start * scale, 6), round((row.end - row.start) * scale, 6),
          top + table.units.index(row.unit) * pictures.LINE + 2) for row in table.rows for top in tops)
-    words = [text.get_text() for text in drawn.axes.texts]
+    words = [text.get_text() for text in drawn.sheet.axes.texts]
     assert words.count("S0 a") == 2 and "rest0 a" not in words          # which would not fit
 
     for name in ("a.svg", "b.svg"):

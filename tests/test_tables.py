@@ -89,7 +89,6 @@ def test_the_command(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_the_pictures_show_every_core(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib draws the pictures")
     assert tables.main(["etap", "--pictures", str(tmp_path)]) == 0
     for name in ("theorem_1", "theorem_2"):
         text = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ times with each other only if `per_multiprocessor` is the same.
 
 from fa_ref.inputs import check_choice, check_whole
 from fa_ref.schedule.model import Task, run
-from fa_ref.scores import EMPTY, Rule
+from fa_ref.scores import EMPTY, Rule, tiles
 
 MULTIPROCESSORS = {"A100": 108, "H100": 132, "H200": 132}
 ORDERS = ("grid", "longest first", "longest last")
@@ -51,5 +51,4 @@ def schedule(algorithm, *, batch=1, heads, Nq, Nk, Br=128, Bc=128, causal=False,
 def visited(Nq, Nk, Br, Bc, causal):
     """For each tile of queries, how many tiles of keys it meets that are not empty."""
     rule = Rule(Nq, Nk, scale=1.0, causal=causal)
-    rows, cols = ([slice(x, min(x + size, N)) for x in range(0, N, size)] for N, size in ((Nq, Br), (Nk, Bc)))
-    return [sum(rule.kind(r, c) != EMPTY for c in cols) for r in rows]
+    return [sum(rule.kind(rows, cols) != EMPTY for cols in tiles(Nk, Bc)) for rows in tiles(Nq, Br)]

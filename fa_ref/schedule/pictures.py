@@ -1,18 +1,13 @@
 """Draw tables as Gantt pictures: a line for each unit, a box for each task.
 
-Needs matplotlib, which `make lab` and `make test` install. In an SVG, text stays text, the background is light on a
-dark page too, and the same table gives the same bytes.
+They are drawn on a `drawing.Sheet`; sizes are in pixels.
 """
 
 import re
 
 from fa_ref.schedule.model import Table, makespan
 
-PAPER, INK, FAINT = "#fdfdfa", "#24292f", "#666b74"
 COLORS = ("#cfe1f5", "#fbdcb0", "#d3ebd0", "#e2d3f2", "#f6cfd0", "#cdeae8", "#e9e9e4")
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "fa_ref",
-         "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"]}
-POINT = 0.75                                                            # of a pixel; all else is in pixels
 WIDTH, LEFT, RIGHT, LINE, TITLE, AXIS, LEGEND = 700, 130, 20, 22, 36, 46, 24
 LETTER = 6.6                                                            # about the width of one
 
@@ -31,8 +26,7 @@ class Gantt:
     """The picture that `gantt` saves."""
 
     def __init__(self, tables, *, group=None, label=None, time="time"):
-        import matplotlib
-        from matplotlib.figure import Figure
+        from fa_ref import drawing
 
         tables = {"": tables} if isinstance(tables, Table) else tables
         self.label = label or (lambda row: row.what.split(",")[0])
@@ -43,19 +37,15 @@ class Gantt:
         self.scale = float((WIDTH - LEFT - RIGHT) / (end or 1))
         places, lines = self.legend(groups)
         height = sum(TITLE + LINE * len(table.units) for table in tables.values()) + AXIS + LEGEND * lines
-        with matplotlib.rc_context(STYLE):
-            self.figure = Figure(figsize=(WIDTH / 96, height / 96), facecolor=PAPER)
-            self.axes = self.figure.add_axes((0, 0, 1, 1))
-            self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))
-            self.axes.axis("off")
-            top = 0
-            for title, table in tables.items():
-                self.panel(title, table, top + TITLE)
-                top += TITLE + LINE * len(table.units)
-            self.axis(top + 6, float(end), time)
-            for name, x, line in places:
-                self.box(x, top + AXIS + line * LEGEND, 16, 16, self.colors[name])
-                self.text(x + 22, top + AXIS + line * LEGEND + 8, name, align="left")
+        self.sheet, self.faint = drawing.Sheet(height, WIDTH), drawing.FAINT
+        top = 0
+        for title, table in tables.items():
+            self.panel(title, table, top + TITLE)
+            top += TITLE + LINE * len(table.units)
+        self.axis(top + 6, float(end), time)
+        for name, x, line in places:
+            self.box(x, top + AXIS + line * LEGEND, 16, 16, self.colors[name])
+            self.text(x + 22, top + AXIS + line * LEGEND + 8, name, align="left")
 
     def panel(self, title, table, top):
         """One table: its title, its units, its boxes; white is where a unit waits."""
@@ -79,7 +69,7 @@ class Gantt:
             if tick <= end:
                 self.box(LEFT + tick * self.scale, top - 4, 0, 5, "none")
                 self.text(LEFT + tick * self.scale, top + 10, f"{tick:,.0f}", size=11)
-        self.text((LEFT + WIDTH - RIGHT) / 2, top + 26, time, color=FAINT)
+        self.text((LEFT + WIDTH - RIGHT) / 2, top + 26, time, color=self.faint)
 
     @staticmethod
     def legend(groups):
@@ -93,20 +83,12 @@ class Gantt:
             x += width
         return places, line + 1
 
-    def box(self, x, y, width, height, fill, edge=INK):
-        from matplotlib.patches import Rectangle
+    def box(self, x, y, width, height, fill, **how):
+        self.sheet.box(x, y, float(width), height, fill, line=0.8, **how)
 
-        self.axes.add_patch(Rectangle((x, y), float(width), height, facecolor=fill, edgecolor=edge,
-                                      linewidth=0.8 * POINT))
-
-    def text(self, x, y, words, *, align="center", size=11.5, color=INK, bold=False):
-        self.axes.text(x, y, words, fontsize=size * POINT, color=color, ha=align, va="center", family="sans-serif",
-                       weight="bold" if bold else "normal")
+    def text(self, x, y, words, size=11.5, **how):
+        self.sheet.text(x, y, words, size=size, **how)
 
     def save(self, path):
         """Write it, as what the path ends with."""
-        import matplotlib
-
-        with matplotlib.rc_context(STYLE):
-            metadata = {"Date": None, "Creator": None} if str(path).endswith(".svg") else None
-            self.figure.savefig(path, metadata=metadata, dpi=96 * 2)
+        self.sheet.save(path)

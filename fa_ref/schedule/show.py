@@ -1,16 +1,10 @@
 """What `python -m fa_ref schedule` prints."""
 
 import argparse
-import sys
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table as Shown
 
 from fa_ref.schedule import blocks, overlap, warps
 from fa_ref.schedule.model import busy, makespan, tail, utilisation, waits, waves
-
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+from fa_ref.terminal import console, tabled
 
 
 def main(argv=None):
@@ -33,11 +27,9 @@ def main(argv=None):
     return 0
 
 
-def tabled(head, lines, left=1):
+def filled(head, lines, left=1):
     """A table; all but the first `left` columns are numbers. A line that is None draws a rule."""
-    shown = Shown(*head, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
-    for column in shown.columns[left:]:
-        column.justify = "right"
+    shown = tabled(*head, right=range(left, len(head)))
     for line in lines:
         if line is None:
             shown.add_section()
@@ -52,7 +44,7 @@ def rows(table):
     for unit in table.units:
         own = [row for row in [*table.rows, *waits(table)] if row.unit == unit]
         lines += [*sorted(own, key=lambda row: (row.start, row.end)), None]
-    return tabled(("unit", "what", "start", "end"), lines, left=2)
+    return filled(("unit", "what", "start", "end"), lines, left=2)
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------
@@ -67,7 +59,7 @@ def about_blocks(multiprocessors):
                           tail(table), f"{utilisation(table):.0%}"))
         lines.append(None)
     yield (f"{multiprocessors} multiprocessors, 16,384 tokens, 16 heads, tiles 128 × 128; time in pairs of tiles",
-           tabled(("length", "batch", "grid", "blocks", "waves", "time", "tail", "busy"), lines, left=3))
+           filled(("length", "batch", "grid", "blocks", "waves", "time", "tail", "busy"), lines, left=3))
     lines = []
     for N in (2048, 4096, 8192):
         for order in blocks.ORDERS:
@@ -77,7 +69,7 @@ def about_blocks(multiprocessors):
                           f"{utilisation(table):.0%}"))
         lines.append(None)
     yield (f"{multiprocessors} multiprocessors, fa2, one causal sequence, 16 heads: which blocks start first?",
-           tabled(("length", "order", "time", "if divided evenly", "tail", "busy"), lines, left=2))
+           filled(("length", "order", "time", "if divided evenly", "tail", "busy"), lines, left=2))
 
 
 def few_blocks():
@@ -103,7 +95,7 @@ def about_warps(_):
                               busy(full), f"{told / busy(full):.0%}", makespan(causal)))
             lines.append(None)
     yield ("One pair of tiles in a block; time in elements of shared memory that a warp reads or writes",
-           tabled(("tiles", "split", "warps", "time", "all warps", "to tell others", "time, causal"), lines, left=3))
+           filled(("tiles", "split", "warps", "time", "all warps", "to tell others", "time, causal"), lines, left=3))
 
 
 def four_warps():
@@ -124,7 +116,7 @@ def about_overlap(_, T=64):
         best = 4 * T * c.product / max(overlap.bounds("both", T, c).values())
         lines.append((what, 2 * c.product, c.exp, c.rest, *(f"{x:.0%}" for x in found), f"{best:.0%}"))
     yield (f"Two tiles of 64 queries, {T} tiles of 128 keys: clocks for a pair, and how busy the tensor core is",
-           tabled(("", "products", "exp", "rest", *overlap.SCHEDULES, "bound"), lines))
+           filled(("", "products", "exp", "rest", *overlap.SCHEDULES, "bound"), lines))
 
 
 def two_tiles():

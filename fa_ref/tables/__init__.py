@@ -1,6 +1,6 @@
 """The papers' figures beside ours, where a figure can be had without their hardware.
 
-    python -m fa_ref tables                     all of it (about 7 minutes; the FP8 errors take most of it)
+    python -m fa_ref tables                     all of it (about 3 minutes; the FP8 errors take most of it)
     python -m fa_ref tables --quick             the FP8 errors at a small size: under a minute
     python -m fa_ref tables traffic fp8         some tables
     python -m fa_ref tables --pictures FOLDER   also draws theorem_1.svg and theorem_2.svg there
@@ -10,16 +10,13 @@ if a figure differs for which no reason is given, else 0.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table as Shown
 
 from fa_ref.tables import arithmetic, flashmask, growth, precision, traffic, work
 from fa_ref.tables.rows import DIFFERS, ONLY_OURS
+from fa_ref.terminal import console, tabled
 
 TABLES = {
     "traffic": traffic.figure_2_middle, "both-passes": traffic.figure_2_left,
@@ -29,7 +26,6 @@ TABLES = {
     "flashmask": flashmask.sparsity, "paged": arithmetic.paged_memory,
     "fixed-maximum": arithmetic.fixed_maximum, "etap": arithmetic.transposed_decoding, "napkin": arithmetic.napkin,
 }
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def main(argv=None):
@@ -62,10 +58,9 @@ def made(names, quick=False):
 
 def shown(table):
     """A table for the terminal."""
-    grid = Shown("", "paper", "ours", "", "", title=f"[bold]{table.title}[/]\n{table.source}", title_justify="left",
-                 title_style="", caption=table.note or None, caption_justify="left", caption_style="", box=SIMPLE_HEAD)
-    for column in (1, 2):
-        grid.columns[column].justify = "right"
+    grid = tabled("", "paper", "ours", "", "", right=(1, 2), title=f"[bold]{table.title}[/]\n{table.source}",
+                  title_justify="left", title_style="", caption=table.note or None, caption_justify="left",
+                  caption_style="")
     for row in table.rows:
         color = {DIFFERS: "yellow", ONLY_OURS: "dim"}.get(row.verdict, "green")
         grid.add_row(row.what, row.paper, row.ours, f"[{color}]{row.verdict}[/]", row.why)

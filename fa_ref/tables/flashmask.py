@@ -1,6 +1,6 @@
 """FlashMask: how many tiles a mask leaves, counted with rule.kind, and the FLOPs that follow."""
 
-from fa_ref.scores import EMPTY, Rule
+from fa_ref.scores import EMPTY, Rule, tiles
 from fa_ref.tables.arithmetic import attention_flops
 from fa_ref.tables.rows import Table, row
 
@@ -34,6 +34,5 @@ def sparsity():
 def empty_share(mask, N):
     """Empty tiles of all tiles."""
     window = (N // 16 if mask == "sliding window" else -1, -1)
-    rule, T = Rule(N, N, scale=1.0, causal=mask != "full", window=window), N // TILE
-    tiles = [slice(x * TILE, (x + 1) * TILE) for x in range(T)]
-    return sum(rule.kind(rows, cols) == EMPTY for rows in tiles for cols in tiles) / T**2
+    rule, slices = Rule(N, N, scale=1.0, causal=mask != "full", window=window), tiles(N, TILE)
+    return sum(rule.kind(rows, cols) == EMPTY for rows in slices for cols in slices) / len(slices) ** 2

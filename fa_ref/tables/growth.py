@@ -5,8 +5,8 @@ import tracemalloc
 import numpy as np
 
 from fa_ref import fa1, fa2, standard
-from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
+from fa_ref.tables.metered import forward, moved
 from fa_ref.tables.rows import Table, at_most, row
 
 N, D = 512, 32                                          # of the sweep
@@ -24,10 +24,7 @@ def elements_moved(name, M):
     outer = -(-M // (4 * D))
     inner = min(outer, D)
     Br, Bc = (outer, inner) if name == "fa2" else (inner, outer)
-    X = np.zeros((N, D), np.float32)
-    with Ledger() as led:
-        CORES[name].forward_head(*(led.hbm(X) for _ in "QKV"), Rule(N, N, scale=1.0), Br, Bc)
-    return sum(r.reads + r.writes for r in led.arrays if len(r.shape) == 2)
+    return moved(forward(CORES[name], N, D, Br, Bc))
 
 
 def sweep():

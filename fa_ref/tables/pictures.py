@@ -14,7 +14,7 @@ def theorem_2(moved, path):
                   color="#777777")
     curves(axes, BUDGETS, moved)
     axes.set_title(f"Twice the memory on chip, half the traffic (N = {N}, d = {D})", loc="left")
-    save(figure, path)
+    drawing().save(figure, path)
 
 
 def theorem_1(found, path):
@@ -22,19 +22,15 @@ def theorem_1(found, path):
     figure, axes = sheet("length, N", "kB allocated at the peak")
     curves(axes, LENGTHS, {name: [byte / 1e3 for byte in y] for name, y in found.items()})
     axes.set_title("Memory of a forward pass (d = 64)", loc="left")
-    save(figure, path)
+    drawing().save(figure, path)
 
 
 def sheet(x, y):
-    """An empty log-log plot, 7 × 4 inches, on a light ground of its own."""
-    import matplotlib
+    """An empty log-log plot, 7 × 4 inches, on the light ground of `drawing`."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "fa_ref", "svg.fonttype": "none", "font.size": 10}
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained", facecolor="#fdfdf8")
-    axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y, facecolor="#fdfdf8")
+    figure = Figure(figsize=(7, 4), layout="constrained", facecolor=drawing().PAPER)
+    axes = figure.add_subplot(xscale="log", yscale="log", xlabel=x, ylabel=y, facecolor=drawing().PAPER)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
@@ -50,9 +46,8 @@ def curves(axes, x, ys):
         axes.annotate(NAMES[name], (x[-1], y[-1]), beside, textcoords="offset points", va="center", color=color)
 
 
-def save(figure, path):
-    """As SVG without a date, or as what the name ends with."""
-    from matplotlib import pyplot
+def drawing():
+    """The module, which brings matplotlib: only those who draw need that."""
+    from fa_ref import drawing
 
-    figure.savefig(path, metadata={"Date": None} if str(path).endswith("svg") else None, dpi=110)
-    pyplot.close(figure)
+    return drawing

@@ -5,6 +5,7 @@ import numpy as np
 from fa_ref import fa1, standard
 from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
+from fa_ref.tables.metered import forward, fresh, moved
 from fa_ref.tables.rows import Table, row
 
 B, H, N, D = 64, 16, 1024, 64                           # the setting that the caption prints; 2 bytes for an element
@@ -28,12 +29,8 @@ def figure_2_middle():
 
 def forward_elements(Bc):
     """Elements of Q, K, V and O that one head moves: (as plotted, as printed)."""
-    X = np.zeros((N, D), np.float16)
-    with Ledger() as led:
-        fa1.forward_head(*(led.hbm(X, name) for name in "QKV"), Rule(N, N, scale=1.0), 64, Bc)
-    matrices = [record for record in led.arrays if len(record.shape) == 2]      # without l and m
-    printed = sum(record.reads + record.writes for record in matrices)
-    return printed - sum(record.fresh_reads for record in matrices), printed
+    led = forward(fa1, N, D, 64, Bc, np.float16)
+    return moved(led) - fresh(led), moved(led)
 
 
 def figure_2_left():
@@ -67,7 +64,7 @@ def both_passes_of_standard():
     with Ledger() as led:
         standard.forward_head(*(led.hbm(X) for _ in "QKV"), rule)
         standard.gradients(led.hbm(X), *(led.hbm(X) for _ in "QKV"), led.hbm(P), rule)
-    return moved(led), led.matmul_flops
+    return moved(led) - fresh(led), led.matmul_flops
 
 
 def both_passes_of_fa1(Bc):
@@ -77,9 +74,4 @@ def both_passes_of_fa1(Bc):
     with Ledger() as led:
         fa1.forward_head(*(led.hbm(X) for _ in "QKV"), rule, 64, Bc)
         fa1.backward_head(led.hbm(X), *(led.hbm(X) for _ in "QKV"), *(led.hbm(x) for x in answer), rule, 64, Bc)
-    return moved(led), led.matmul_flops
-
-
-def moved(led):
-    """Elements of matrices read and written, without first reads of what nobody had written."""
-    return sum(r.reads + r.writes - r.fresh_reads for r in led.arrays if len(r.shape) == 2)
+    return moved(led) - fresh(led), led.matmul_flops

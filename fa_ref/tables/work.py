@@ -1,10 +1,7 @@
 """The work that is no product: what FlashAttention-2 saves, and why that matters where products are 16 times faster."""
 
-import numpy as np
-
 from fa_ref import costs, fa1, fa2
-from fa_ref.ledger import Ledger
-from fa_ref.scores import Rule
+from fa_ref.tables.metered import forward
 from fa_ref.tables.rows import Table, row
 
 N, D, TILE = 1024, 64, 64
@@ -13,7 +10,7 @@ N, D, TILE = 1024, 64, 64
 def not_products():
     """FLOPs that are no products, by the ledger: on O per visit, and of a whole head."""
     (per_visit_1, end_1), (per_visit_2, end_2) = (costs.output_work(core) for core in (fa1, fa2))
-    whole = {name: others(core) for name, core in (("fa1", fa1), ("fa2", fa2))}
+    whole = {name: forward(core, N, D, TILE, TILE).other_flops for name, core in (("fa1", fa1), ("fa2", fa2))}
     return Table("Work that is no product", "FA2 (2307.08691), section 3.1", [
         row("A100: products to other FLOPs, speed", 16, 312 / 19.5, ".0f"),
         row("fa1: per element of O and visit", 4, per_visit_1, ".0f",
@@ -25,11 +22,3 @@ def not_products():
         row("fa2 to fa1, all of a head", None, whole["fa2"] / whole["fa1"], ".3f",
             why=f"the work on S and P is the same; tiles {TILE} × {TILE}"),
     ])
-
-
-def others(core):
-    """FLOPs of one forward pass that are no products."""
-    X = np.zeros((N, D), np.float32)
-    with Ledger() as led:
-        core.forward_head(*(led.hbm(X) for _ in "QKV"), Rule(N, N, scale=1.0), TILE, TILE)
-    return led.other_flops

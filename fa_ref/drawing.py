@@ -1,17 +1,18 @@
 """A sheet to draw on, in pixels from the top left corner; saved as an SVG that is the same bytes every time.
 
-Text stays text. Every sheet has a light background of its own, so that it can be read on a dark page too.
+Text stays text. Every sheet has a light background of its own, so that it can be read on a dark page too. Needs
+matplotlib, which `make lab` and `make test` install; who imports this only to draw does so inside a function.
 """
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-matplotlib.rcParams.update({
+STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "fa_ref",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
     "font.monospace": ["DejaVu Sans Mono", "Menlo", "Consolas", "monospace"],
-})
+}
 
 PAPER, INK, FAINT, RED = "#fdfdfa", "#24292f", "#666b74", "#b3261e"
 BLUE, GREEN, ORANGE, VIOLET, GREY = "#cfe1f5", "#d3ebd0", "#fbdcb0", "#e2d3f2", "#e9e9e4"
@@ -47,5 +48,11 @@ class Sheet:
 
     def save(self, path):
         """Write it, as what the path ends with."""
-        self.figure.savefig(path, metadata={"Date": None, "Creator": None} if str(path).endswith(".svg") else None,
-                            dpi=96 * 2)
+        save(self.figure, path)
+
+
+def save(figure, path):
+    """Write a figure of matplotlib in this style, as what the path ends with; an SVG has no date in it."""
+    with matplotlib.rc_context(STYLE):
+        metadata = {"Date": None, "Creator": None} if str(path).endswith(".svg") else None
+        figure.savefig(path, metadata=metadata, dpi=96 * 2)
