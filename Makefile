@@ -16,7 +16,7 @@ NOTEBOOKS := $(VENV)/.notebooks
 GPU       := $(VENV)/.gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help tour test quick lint debug debug-kernel lab bench gpu sanitize mutants lock clean
+.PHONY: help tour dev test quick lint debug debug-kernel lab bench gpu sanitize mutants lock clean
 
 help:  ## this table
 	@echo "FlashAttention you can read, step through, measure and trust."
@@ -28,7 +28,9 @@ help:  ## this table
 tour: $(CORE)  ## start here: every algorithm on real queries, keys and values, each beside its error bound
 	@$(RUN) -m fa_ref tour && FA_REF_CUDA=$${FA_REF_CUDA:-sim} $(RUN) -m cuda_kernels tour
 
-test: $(DEV)  ## every test
+dev: $(DEV)  ## install what tests, pictures and notebooks need, and run nothing
+
+test: $(DEV)  ## every test (15 minutes or more)
 	@$(RUN) -m pytest
 
 quick: $(DEV)  ## the inner loop: every test but the slow ones

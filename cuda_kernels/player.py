@@ -88,7 +88,10 @@ def record_kernel(kernel, q, k, v, *, max_steps=player.MAX_STEPS, **options):
     if sizes.B * sizes.Hq != 1:
         raise ValueError(f"a recording shows one head, got {sizes.B} batch entries of {sizes.Hq} heads: give "
                          "q[:1, :1], k[:1, :1], v[:1, :1]")
-    code, = (part for part in core.make_forward.__wrapped__.__code__.co_consts if isinstance(part, CodeType))
+    if not (sizes.Nq and sizes.Nk):
+        raise ValueError(f"{sizes.Nq} queries and {sizes.Nk} keys: there is nothing to record")
+    factory = core.make_forward.__wrapped__                         # behind its cache
+    code, = (x for x in factory.__code__.co_consts if isinstance(x, CodeType))      # the one function in it: the kernel
 
     def run():
         return cuda_kernels.forward(q, k, v, kernel=kernel, **options)

@@ -86,7 +86,7 @@ def papers():
     told = []
     for table in tables.made(tables.TABLES):
         told.append(f"### {table.title}\n\n{table.source}.\n\n" + markdown(
-            ["", "paper", "ours", "", ""], [map(escaped, row) for row in table.rows], numbers=(1, 2)))
+            ["", "paper", "ours", "verdict", "why"], [map(escaped, row[:5]) for row in table.rows], numbers=(1, 2)))
         told.append(table.note)
     marks.fill(ROOT / "docs" / "papers.md", "papers", "\n\n".join(filter(None, told)))
     tables.main(["etap", "--pictures", str(ROOT / "docs" / "papers")])

@@ -20,14 +20,14 @@ def head(row):
 def grids(_):
     """5 heads of 4 tiles on 8 multiprocessors."""
     tables = {name: blocks.schedule(name, heads=5, Nq=256, Nk=256, **SMALL) for name in ("fa1", "fa2")}
-    return Gantt(told(tables, "pairs", "multiprocessors"), group=head, time="pairs of tiles")
+    return Gantt(told(tables, "pairs", "multiprocessors"), group=head, time="time, in pairs of tiles")
 
 
 def causal_blocks(_):
     """3 causal heads of 6 tiles, in three orders."""
     tables = {f"fa2, {order}": blocks.schedule("fa2", heads=3, Nq=384, Nk=384, causal=True, order=order, **SMALL)
               for order in blocks.ORDERS}
-    return Gantt(told(tables, "pairs", "multiprocessors"), group=head, time="pairs of tiles")
+    return Gantt(told(tables, "pairs", "multiprocessors"), group=head, time="time, in pairs of tiles")
 
 
 def warps_of_a_block(_):
@@ -41,7 +41,8 @@ def overlap_16_bits(_, bits=16):
     """Three tiles of keys, d = 128."""
     tables = {name: overlap.schedule(name, 3, overlap.clocks(bits=bits)) for name in overlap.SCHEDULES}
     return Gantt(told(tables, "clocks", "tensor core", "tensor core"), group=lambda row: f"query tile {row.what[-1]}",
-                 label=lambda row: row.what[:-2], time="clocks")
+                 label=lambda row: row.what[:-2].replace("PV", "O"),
+                 time="clocks (S: scores, P: exp, O: P V, arithmetic: the rest of softmax)")
 
 
 def overlap_8_bits(_):

@@ -3,12 +3,6 @@
     v = costs.visits(rule, d=64, dv=64, Br=64, Bc=64)
     costs.FORWARD["fa2"](v).other_flops
 
-    R C A     sums over all visited tiles of their rows, columns and cells: Σ br, Σ bc, Σ br·bc
-              (if nothing is hidden: Tc·Nq, Tr·Nk, Nq·Nk)
-    s t       other FLOPs per score in `rule.scores` and in `rule.chain`; X products of it with a softcap, else 0
-    n seen    number of visited tiles; rows of those tiles of queries that visit any
-    rows_follow, cols_follow    does a tile of queries come after one that visits any; does one visit two tiles?
-
 Elements and FLOPs are counted by the rules of `ledger.py`. `onchip_bytes` is the peak if Br divides Nq, Bc divides Nk
 and no tile is empty; else it is an upper bound, close where a tile of full size is visited.
 """
@@ -18,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa_ref.inputs import accumulator
-from fa_ref.ledger import Ledger
-from fa_ref.scores import EMPTY, Rule, tiles
+from fa_ref.scores import EMPTY, tiles
 
 
 class Cost(NamedTuple):
@@ -35,30 +28,29 @@ class Cost(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """A head, and the sums over the tiles it visits. br, bc: of a tile of full size. wide, narrow: bytes of an element
-    on chip and in memory. dL, dB: 1 if the backward pass is given them, else 0."""
+    """A head, and sums over the tiles that it visits."""
 
     Nq: int
     Nk: int
     d: int
     dv: int
-    br: int
-    bc: int
-    Tr: int
-    n: int
-    R: int
-    C: int
-    A: int
-    seen: int
-    rows_follow: bool
-    cols_follow: bool
-    s: int
-    t: int
-    X: int
-    dL: int
-    dB: int
-    wide: int
-    narrow: int
+    br: int                     # rows of a full tile of queries
+    bc: int                     # rows of a full tile of keys
+    Tr: int                     # tiles of queries
+    n: int                      # tiles of scores that are visited
+    R: int                      # Σ br over them        Tc·Nq if nothing is hidden
+    C: int                      # Σ bc                  Tr·Nk
+    A: int                      # Σ br·bc               Nq·Nk
+    seen: int                   # rows of the tiles of queries that visit any
+    rows_follow: bool           # does a tile of queries come after one that visits any?
+    cols_follow: bool           # does a tile of queries visit two tiles of keys?
+    s: int                      # other FLOPs for each score in rule.scores
+    t: int                      # the same in rule.chain
+    X: int                      # products Q Kᵀ formed once more in rule.chain: 1 with a softcap, else 0
+    dL: int                     # 1 if the backward pass is given dL, else 0
+    dB: int                     # the same for dB
+    wide: int                   # bytes of an element on chip
+    narrow: int                 # bytes of an element in memory
 
 
 def visits(rule, d, dv, Br, Bc, dtype=np.float32, dL=False, dB=False):
@@ -138,12 +130,12 @@ def fa3_forward(v):
 def fa3_fp8_forward(v):
     """As FA3, and the scales: read with each tile; sQ·sK·scale per visit, P stretched, P V times sV, l / stretch.
 
-    On chip: three scales; both tiles of values are wide, since sKj is loaded after Vj.
+    On chip: three scales, and sV_before once a tile waits; both tiles of values are wide, since sKj is loaded after Vj.
     """
     fa3 = fa3_forward(v._replace(narrow=v.wide))
     return fa3._replace(reads=fa3.reads + v.Tr + 2 * v.n,
                         other_flops=fa3.other_flops + 2 * v.n + v.A + (v.R + v.Nq) * v.dv + v.Nq,
-                        onchip_bytes=fa3.onchip_bytes + 3 * v.wide)
+                        onchip_bytes=fa3.onchip_bytes + (3 + v.cols_follow) * v.wide)
 
 
 # --- backward -------------------------------------------------------------------------------------------------
@@ -193,24 +185,3 @@ FORWARD = {"standard": standard_forward, "fa1": fa1_forward, "fa2": fa2_forward,
            "fa3_fp8": fa3_fp8_forward}
 BACKWARD = {"standard": standard_backward, "fa1": fa1_backward, "fa2": fa2_backward, "fa3": fa2_backward}
 
-
-# --- the work that is no product ------------------------------------------------------------------------------
-
-def output_work(core, Tc=4):
-    """(per visit, at the end): FLOPs besides products for each row and column of O, measured with the ledger.
-
-    FlashAttention-1 (4, 0): scale the old O, scale P V, add, divide by l. FlashAttention-2 (2, 1): scale the old acc,
-    add; divide at the end. Only this work depends on dv, so one more column of V shows it alone; Tc and 2·Tc tiles of
-    keys tell apart what is done at every visit and what once.
-    """
-    rows = 2
-
-    def flops(dv, tiles):
-        Q, K, V = np.zeros((rows, 1)), np.zeros((tiles, 1)), np.zeros((tiles, dv))
-        with Ledger() as led:
-            core.forward_head(led.hbm(Q), led.hbm(K), led.hbm(V), Rule(rows, tiles, scale=1.0), rows, 1)
-        return led.other_flops
-
-    few, many = ((flops(2, tiles) - flops(1, tiles)) // rows for tiles in (Tc, 2 * Tc))
-    per_visit = (many - few) // Tc
-    return per_visit, few - per_visit * Tc

@@ -27,6 +27,12 @@ def tiny():
     return Q, K, V, Rule(len(Q), len(K), scale=1.0)
 
 
+def arguments(core):
+    """What `core.forward_head` takes on the tiny problem; FP8 takes rounded matrices and their scales."""
+    Q, K, V, rule = tiny()
+    return *(fp8.prepare(Q, K, V, BR, BC) if core is fa3_fp8 else (Q, K, V)), rule, BR, BC
+
+
 def line_of(function, text):
     """The number, in its file, of the first line of `function` that contains `text`."""
     lines, start = inspect.getsourcelines(function)
@@ -41,18 +47,16 @@ def main(argv=None):
     options = parser.parse_args(argv)
     core = CORES[options.algorithm]
 
-    Q, K, V, rule = tiny()
-    given = fp8.prepare(Q, K, V, BR, BC) if core is fa3_fp8 else (Q, K, V)
     if options.run:
-        O, *_ = core.forward_head(*given, rule, BR, BC)
+        O, *_ = core.forward_head(*arguments(core))
     else:
         print("Look at: p Qi   p Kj   p m, l, acc   then n (next line) and p Sij   —   c: next tile   q: leave")
         debugger = pdb.Pdb(nosigint=True, readrc=False)
         debugger.set_break(core.__file__, line_of(core.forward_head, "Sij = rule.scores("))
         debugger.rcLines.append("continue")                         # on from the first line to the breakpoint
-        answer = debugger.runcall(core.forward_head, *given, rule, BR, BC)
+        answer = debugger.runcall(core.forward_head, *arguments(core))
         if answer is None:                                          # left with q
             return 0
         O, *_ = answer
-    print("O =", O, "and plain softmax(Q Kᵀ) V =", standard.forward_head(Q, K, V, rule)[0], sep="\n")
+    print("O =", O, "and plain softmax(Q Kᵀ) V =", standard.forward_head(*tiny())[0], sep="\n")
     return 0

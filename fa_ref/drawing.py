@@ -1,10 +1,13 @@
 """A sheet to draw on, in pixels from the top left corner; saved as an SVG that is the same bytes every time.
 
 Text stays text. Every sheet has a light background of its own, so that it can be read on a dark page too. Needs
-matplotlib, which `make lab` and `make test` install; who imports this only to draw does so inside a function.
+matplotlib, which `make dev` installs; who imports this only to draw does so inside a function.
 """
 
-import matplotlib
+try:
+    import matplotlib
+except ImportError as error:
+    raise ImportError("pictures need matplotlib: make dev, or pip install matplotlib") from error
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
@@ -16,11 +19,12 @@ STYLE = {
 
 PAPER, INK, FAINT, RED = "#fdfdfa", "#24292f", "#666b74", "#b3261e"
 BLUE, GREEN, ORANGE, VIOLET, GREY = "#cfe1f5", "#d3ebd0", "#fbdcb0", "#e2d3f2", "#e9e9e4"
+COLORS = (BLUE, ORANGE, GREEN, VIOLET, "#f6cfd0", "#cdeae8", GREY)      # for groups, in this order
 PIXEL = 0.75                                                        # points
 
 
 class Sheet:
-    """A sheet of 700 pixels by `height`."""
+    """A sheet of width × height pixels."""
 
     def __init__(self, height, width=700):
         self.figure = Figure(figsize=(width / 96, height / 96), facecolor=PAPER)
@@ -32,7 +36,7 @@ class Sheet:
         """Words, centred at height y; x is their middle, or with align "left" or "right" their end."""
         if code:
             words = words.replace(" ", "\N{NO-BREAK SPACE}")           # SVG would make one space of several
-        self.axes.text(x, y, words, fontsize=size * PIXEL, color=color, ha=align, va="center",
+        self.axes.text(x, y, words, fontsize=size * PIXEL, color=color, ha=align, va="center", parse_math=False,
                        family="monospace" if code else "sans-serif", weight="bold" if bold else "normal")
 
     def box(self, x, y, w, h, fill="none", words="", edge=INK, line=1, **how):

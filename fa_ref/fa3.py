@@ -9,8 +9,9 @@ Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao, arXiv 2407.08608. Read `fa2.py` fi
 On a Hopper GPU a matrix product is issued and runs by itself. In FA2 the product (9) needs the P of its own tile, so
 tensor cores wait while exp is taken, and exp is slow: at d = 128 an H100 spends half as long on it as on the products
 (989 TFLOP/s against 3.9, 512 FLOPs to one exp). Here (5) belongs to the tile before and depends on nothing that (6) to
-(9) make: both run at once. The price is a second tile of scores in registers, Br·Bc·4 bytes. NumPy gains nothing; what
-is to be seen here is what may overlap, and that it stays right. Who loads and who computes on the GPU (a warpgroup for
+(9) make: both run at once. The price on the GPU is a second tile of scores in registers, Br·Bc·4 bytes. (NumPy has two
+tiles of scores in FA2 already, Sij and Pij; here the ledger finds V_before instead.) NumPy gains nothing; what is to be
+seen here is what may overlap, and that it stays right. Who loads and who computes on the GPU (a warpgroup for
 each, two that take turns) changes no number and has no line here; `schedule/overlap.py` draws it.
 
 O and L are those of `fa2.py` bit for bit, for every input, tile size and direction: the two halves of FA2's step (9),
@@ -76,7 +77,8 @@ def forward_head(Q, K, V, rule, Br, Bc, reverse=False):
             alpha = np.exp(m - finite_or_zero(m_new))                   # (8) what the past is worth now  (br,)
             l = alpha * l + rowsum(Pij)                                 # (9) running sum                 (br,)
             acc = alpha[:, None] * acc                                  # (10) rescale, when (5) is done  (br, dv)
-            m, P_before, V_before = m_new, Pij, Vj                      #     this tile waits one round
+            m = m_new
+            P_before, V_before = Pij, Vj                                #     this tile waits one round
 
         acc = acc + rounded(P_before, V.dtype) @ V_before               # (11) output of the last tile    (br, dv)
         O[rows] = acc / nonzero_or_one(l)[:, None]                      # (12) the one division, store Oi

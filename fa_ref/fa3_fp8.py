@@ -26,6 +26,7 @@ granularity "head" and no signs in `fp8.prepare`.
 
 import numpy as np
 
+from fa_ref.fp8 import check_prepared
 from fa_ref.inputs import accumulator, rounded
 from fa_ref.online_softmax import finite_or_zero, nonzero_or_one, rowmax, rowsum
 from fa_ref.scores import EMPTY
@@ -36,8 +37,12 @@ def forward_head(Q, K, V, sQ, sK, sV, rule, Br, Bc, reverse=False, stretch=2.0**
 
     Q, K, V: FP8, sQ (Tr,), sK (Tc,), sV (Tc,): float32, the scale of every tile, all from `fp8.prepare` with the same
     Br and Bc. reverse: walk the keys from last to first, as the official kernels do. stretch: what P is multiplied by,
-    at most the largest number of V's format. dtype: float32, or bfloat16 as the official kernels store it.
+    at most the largest number of V's format. dtype: float32, or bfloat16 as the official kernels store it. Raises
+    ValueError or TypeError for what cannot come from `prepare` with the same Br and Bc, and a V that may overflow.
+
+        forward_head(*fp8.prepare(Q, K, V, Br, Bc, signs=fp8.random_signs(d)), rule, Br, Bc)
     """
+    check_prepared(Q, K, V, sQ, sK, sV, rule, Br, Bc, stretch, dtype)
     Nq, Nk, dv = len(Q), len(K), V.shape[1]
     Tr, Tc = -(-Nq // Br), -(-Nk // Bc)  # ⌈Nq / Br⌉, ⌈Nk / Bc⌉
     wide = accumulator(Q.dtype)
@@ -52,7 +57,8 @@ def forward_head(Q, K, V, sQ, sK, sV, rule, Br, Bc, reverse=False, stretch=2.0**
         l = np.zeros(len(Qi), wide)                                     #                                 (br,)
         acc = np.zeros((len(Qi), dv), wide)                             #                                 (br, dv)
         P_before = np.zeros((len(Qi), 0), wide)                         #     and no tile waits           (br, 0)
-        V_before, sV_before = np.zeros((0, dv), wide), 1                #                                 (0, dv)
+        V_before = np.zeros((0, dv), wide)                              #                                 (0, dv)
+        sV_before = 1
 
         for j in range(Tc)[::-1] if reverse else range(Tc):
             cols = slice(j * Bc, min(j * Bc + Bc, Nk))
@@ -63,14 +69,14 @@ def forward_head(Q, K, V, sQ, sK, sV, rule, Br, Bc, reverse=False, stretch=2.0**
             Vj = V[cols].astype(wide)                                   #                                 (bc, dv)
             sKj, sVj = sK[j], sV[j]
             Sij = rule.scores(Qi, Kj, rows, cols, kind, sQi * sKj)      # (4) scores of this tile         (br, bc)
-            acc = acc + sV_before * (rounded(P_before, V.dtype) @ V_before)  # (5) output of the one before
+            acc = acc + sV_before * (rounded(P_before, V.dtype) @ V_before)  # (5) output of the one before (br, dv)
             m_new = np.maximum(m, rowmax(Sij))                          # (6) running maximum             (br,)
             Pij = stretch * np.exp(Sij - finite_or_zero(m_new)[:, None])  # (7) un-normalised P, stretched (br, bc)
             alpha = np.exp(m - finite_or_zero(m_new))                   # (8) what the past is worth now  (br,)
             l = alpha * l + rowsum(Pij)                                 # (9) running sum, stretched      (br,)
             acc = alpha[:, None] * acc                                  # (10) rescale, when (5) is done  (br, dv)
-            m, P_before = m_new, Pij                                    #     this tile waits one round
-            V_before, sV_before = Vj, sVj
+            m = m_new
+            P_before, V_before, sV_before = Pij, Vj, sVj                #     this tile waits one round
 
         acc = acc + sV_before * (rounded(P_before, V.dtype) @ V_before)  # (11) output of the last tile   (br, dv)
         O[rows] = acc / nonzero_or_one(l)[:, None]                      # (12) the one division, store Oi

@@ -21,6 +21,7 @@ import numpy as np
 from fa_ref.inputs import accumulator, check_choice, check_whole, floating
 
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Prepared(NamedTuple):
@@ -43,11 +44,14 @@ def prepare(Q, K, V, Br, Bc, granularity="block", signs=None, dtype=E4M3):
     """
     check_choice("granularity", granularity, ("block", "head"))
     Br, Bc = check_whole("Br", Br, 1), check_whole("Bc", Bc, 1)
+    shapes = [np.shape(X) for X in (Q, K, V)]
+    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1] or shapes[1][0] != shapes[2][0]:
+        raise ValueError("expected Q (Nq, d), K (Nk, d), V (Nk, dv), got {}, {}, {}".format(*shapes))
     if signs is not None:
         Q, K = hadamard(Q, signs), hadamard(K, signs)
     values, scales = [], []
-    for X, rows in ((Q, Br), (K, Bc), (V, Bc)):
-        x, s = quantise(X, rows if granularity == "block" else "head", dtype)
+    for name, X, rows in (("Q", Q, Br), ("K", K, Bc), ("V", V, Bc)):
+        x, s = quantise(X, rows if granularity == "block" else "head", dtype, name)
         values.append(x)
         scales.append(np.broadcast_to(s, -(-len(X) // rows)))
     return Prepared(*values, *scales)
@@ -55,7 +59,7 @@ def prepare(Q, K, V, Br, Bc, granularity="block", signs=None, dtype=E4M3):
 
 # --- scales ---------------------------------------------------------------------------------------------------
 
-def quantise(X, granularity, dtype=E4M3):
+def quantise(X, granularity, dtype=E4M3, name="X"):
     """X (…, N, d) as (values, scales): FP8 of X's shape, and float32 with X ≈ values · scales.
 
     granularity    scales             one number for
@@ -63,26 +67,28 @@ def quantise(X, granularity, dtype=E4M3):
     "head"         (…)                every matrix (N, d)
     rows ≥ 1       (…, ⌈N / rows⌉)    every tile of so many rows; the last may be shorter ("block quantisation")
 
-    dtype: E4M3 or E5M2. Values are rounded to nearest, ties to even, and never beyond the largest number. A tile of
-    zeros has scale 1. Raises ValueError if X holds NaN, an infinity, or a number beyond float32.
+    dtype: E4M3 or E5M2. Values are rounded to float32, then to nearest, ties to even, and never beyond the largest
+    number. A tile of zeros has scale 1; no scale is below the smallest normal float32, so that a tile of nothing but
+    subnormal numbers may come back as zeros. name: of X, in messages. Raises ValueError if X holds NaN, an infinity, or
+    a number beyond float32.
     """
-    X = floating("X", X).astype(accumulator(X.dtype))
+    X = floating(name, X).astype(accumulator(X.dtype))
     if not np.isfinite(X).all():
         where = tuple(int(n) for n in np.argwhere(~np.isfinite(X))[0])
-        raise ValueError(f"X holds {X[where]} at {where}: there is no FP8 scale for that")
+        raise ValueError(f"{name} holds {X[where]} at {where}: there is no FP8 scale for that")
     rowmax = abs(X).max(axis=-1, initial=0)                             # (…, N)
     if granularity == "tensor":
         amax = rowmax.max(initial=0)
     elif granularity == "head":
         amax = rowmax.max(axis=-1, initial=0)
     else:
-        rows = check_whole("rows of a tile", granularity, 1)
+        rows = check_rows(granularity)
         tiles = [rowmax[..., n:n + rows].max(axis=-1) for n in range(0, X.shape[-2], rows)]
         amax = np.stack(tiles, axis=-1) if tiles else rowmax            # (…, ⌈N / rows⌉)
 
     largest = float(ml_dtypes.finfo(dtype).max)
-    if (amax > np.finfo(np.float32).max).any():
-        raise ValueError(f"X holds ±{amax.max()}; with float32 scales X ends at {np.finfo(np.float32).max}")
+    if (amax > FLOAT32_MAX).any():
+        raise ValueError(f"{name} holds ±{amax.max()}; with float32 scales it ends at {FLOAT32_MAX}")
     scales = np.where(amax == 0, 1, np.maximum(amax / largest, np.finfo(np.float32).tiny)).astype(np.float32)
     return saturated(X / spread(scales, X.shape, granularity), dtype), scales
 
@@ -91,9 +97,16 @@ def dequantise(values, scales, granularity):
     """X (…, N, d) in float32 from what `quantise` returned. Raises ValueError for scales that cannot be its."""
     shape = {"tensor": (), "head": values.shape[:-2]}.get(granularity)
     if shape is None:
-        shape = *values.shape[:-2], -(-values.shape[-2] // check_whole("rows of a tile", granularity, 1))
+        shape = *values.shape[:-2], -(-values.shape[-2] // check_rows(granularity))
     check_scales("scales", scales, shape)
-    return values.astype(np.float32) * spread(scales, values.shape, granularity)
+    return values.astype(np.float32) * spread(np.asarray(scales, np.float32), values.shape, granularity)
+
+
+def check_rows(granularity):
+    """The rows of a tile, at least 1; ValueError for another word than "tensor" and "head"."""
+    if isinstance(granularity, str):
+        raise ValueError(f'granularity must be "tensor", "head", or a number of rows, got {granularity!r}')
+    return check_whole("rows of a tile", granularity, 1)
 
 
 def spread(scales, shape, granularity):
@@ -110,11 +123,33 @@ def check_scales(name, scales, shape):
     scales = np.asarray(scales)
     if scales.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {scales.shape}")
+    if scales.dtype.kind != "f":
+        raise TypeError(f"{name} must be floating-point numbers, got {scales.dtype}")
     wrong = ~(np.isfinite(scales) & (scales > 0))
     if wrong.any():
         where = tuple(int(n) for n in np.argwhere(wrong)[0])
         raise ValueError(f"{name}{list(where) or ''} is {scales[where]}; a scale must be finite and above 0 "
                          "(quantise gives a tile of zeros the scale 1)")
+
+
+def check_prepared(Q, K, V, sQ, sK, sV, rule, Br, Bc, stretch, dtype):
+    """ValueError or TypeError unless `fa3_fp8.forward_head` can take this; numbers in a ledger's arrays stay unread."""
+    if np.dtype(dtype) not in (np.float32, ml_dtypes.bfloat16):
+        raise TypeError(f"dtype must be float32 or bfloat16, got {np.dtype(dtype)}")
+    Br, Bc, Nq, Nk = check_whole("Br", Br, 1), check_whole("Bc", Bc, 1), len(Q), len(K)
+    if (rule.Nq, rule.Nk) != (Nq, Nk):
+        raise ValueError(f"the rule is for {rule.Nq} queries and {rule.Nk} keys, not for {Nq} and {Nk}")
+    for name, s, tiles in (("sQ", sQ, -(-Nq // Br)), ("sK", sK, -(-Nk // Bc)), ("sV", sV, -(-Nk // Bc))):
+        if len(s) != tiles:
+            raise ValueError(f"{name} has {len(s)} scales for {tiles} tiles: give Br and Bc as to fp8.prepare")
+        if isinstance(s, np.ndarray):
+            check_scales(name, s, (tiles,))
+    largest = float(ml_dtypes.finfo(V.dtype).max)
+    if not 0 < stretch <= largest:
+        raise ValueError(f"stretch must be above 0 and at most {largest:g}, the largest {V.dtype}, got {stretch}")
+    if isinstance(sV, np.ndarray) and Nk and float(sV.max()) * largest * stretch * Nk > FLOAT32_MAX:
+        raise ValueError(f"V reaches ±{float(sV.max()) * largest:.3g}: {stretch:g} times the sum of {Nk} such rows is "
+                         "beyond float32")
 
 
 def saturated(x, dtype):

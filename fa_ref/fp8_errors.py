@@ -8,8 +8,9 @@ Entries of Q, K and V are normal, and one in a thousand gets a second normal num
 the outliers of language models. The truth is float64 on these inputs before any rounding. One head, no mask, scale
 1/√d. The paper states neither N nor d; at N = 8192 and d = 128 our errors come out near those it prints.
 
-What FP8 gains here is the rotation's, and it gains because there are outliers: on the real activations in `data`, which
-have none, all four FP8 methods are equally wrong. The scales by tile move the error either way, with the draw.
+What FP8 gains here is the rotation's, and it gains because there are outliers. On the real activations in `data`, whose
+largest entries are 3 to 7 standard deviations, the four FP8 methods lie within 15 % of each other, as means over the
+heads. Scales by tile move the error either way, with the draw.
 """
 
 import math

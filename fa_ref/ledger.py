@@ -5,12 +5,13 @@
     print(led.table())
 
     reads, writes      elements of the subscripts of HBM arrays: those given to `hbm`, and those that the core makes
-                       from them with `np.empty_like` and its kin (making them is free)
+                       from them with `np.empty_like`, `zeros_like`, `ones_like`, `full_like` (making them is free)
     matmul_flops       2·m·n·k for each `@` of m × k with k × n
     exps               one for each element of an np.exp (exp2, expm1)
     other_flops        one for each element of any other floating-point result (+ − · /, maximum, log, tanh, minus …);
-                       a sum, a maximum of many, a mean: one for each element that goes in
-    free               comparisons, np.where, casts, copies, views, arithmetic on whole numbers and booleans
+                       a sum, a maximum of many: one for each element that goes in (a mean is a sum and a division)
+    free               comparisons (methods such as argmax and sort too), np.where, casts, copies, views, arithmetic on
+                       whole numbers and booleans
     peak_onchip_bytes  the largest sum of the on-chip arrays under the local names of the function that loads or
                        stores, taken at its loads and stores; a loaded tile takes the place of what its name held;
                        arrays with two names, and views, count once
@@ -22,15 +23,17 @@ rule makes of positions, mask and bias is not metered until it meets the scores.
 
 import sys
 import textwrap
+import weakref
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from fa_ref import frames
+from fa_ref import frames, inputs
 from fa_ref.metered import EXPS, HBM, OnChip, is_floating
 
 MAKERS = ("zeros", "full", "empty")                     # how a core makes an on-chip array
+COUNTS = ("reads", "writes", "fresh_reads", "read_bytes", "write_bytes")
 
 
 class OnChipFullError(MemoryError):
@@ -39,7 +42,9 @@ class OnChipFullError(MemoryError):
 
 @dataclass
 class Record:
-    """One array in HBM: name (None for one made inside the core), shape, dtype; reads and writes in elements.
+    """One array in HBM: name (None if it was given none), shape, dtype; reads and writes in elements.
+
+    `inside` says whether the core made it.
 
     `fresh_reads` is the part of `reads` that met cells nobody had written yet: FlashAttention-1 as printed reads the
     zeros it started from, the count in the paper's figure leaves them out.
@@ -51,6 +56,10 @@ class Record:
     reads: int = 0
     writes: int = 0
     fresh_reads: int = 0
+    inside: bool = False
+
+    def __str__(self):
+        return self.name or ("(inside)" if self.inside else "(given)")
 
     @property
     def read_bytes(self):
@@ -75,20 +84,18 @@ class Ledger:
     onchip_bytes: a budget; the load or store at which the tiles need more raises OnChipFullError. log=True: `log` lists
     every Access in order. `peak_tiles` says what makes up the peak: {names: bytes}.
 
-    RuntimeError for a use outside of its `with`, a second `with`, or a ledger inside another; ValueError for a negative
-    budget.
+    RuntimeError for a use outside of its `with`, a second `with`, or a ledger inside another; ValueError or TypeError
+    for a budget that is no number of bytes.
     """
 
     running = None                                      # the ledger that is open: there is one np.zeros for all
 
     def __init__(self, onchip_bytes=None, log=False):
-        if onchip_bytes is not None and not onchip_bytes >= 0:
-            raise ValueError(f"onchip_bytes must be at least 0, got {onchip_bytes}")
-        self.onchip_bytes = onchip_bytes
+        self.onchip_bytes = None if onchip_bytes is None else inputs.check_whole("onchip_bytes", onchip_bytes, 0)
         self.log = [] if log else None
         self.arrays, self.matmul_flops, self.other_flops, self.exps = [], 0, 0, 0
         self.peak_onchip_bytes, self.peak_tiles = 0, {}
-        self.open, self._makers, self._outside = False, None, None
+        self.open, self._makers, self._outside, self._statement = False, None, None, None
 
     def __enter__(self):
         if self._makers:
@@ -110,19 +117,22 @@ class Ledger:
         """The NumPy array x as an array in HBM, all of whose cells hold data. TypeError for what cannot be metered."""
         if not self.open:
             raise RuntimeError("led.hbm belongs inside of `with Ledger() as led:`")
+        if not isinstance(name, str | None):
+            raise TypeError(f"the name of an array must be a string, got {name!r}")
         if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
             raise TypeError(f"{name or 'an array in HBM'} must be a NumPy array, got {type(x).__name__}")
         return self.place(x, name, written=True)
 
     def total(self, count="reads"):
-        """Sum of one count (reads, writes, fresh_reads, read_bytes, write_bytes) over all arrays."""
+        """Sum of one of COUNTS over all arrays; ValueError for another."""
+        inputs.check_choice("count", count, COUNTS)
         return sum(getattr(record, count) for record in self.arrays)
 
     def table(self):
         """One line per array: name, shape, elements read and written, bytes of both together; below, all the rest."""
         lines = [f"{'array':8}{'shape':>16}{'dtype':>15}{'reads':>12}{'writes':>12}{'bytes':>14}"]
         for r in self.arrays:
-            lines.append(f"{r.name or '(inside)':8}{r.shape!s:>16}{r.dtype!s:>15}{r.reads:12,}{r.writes:12,}"
+            lines.append(f"{r!s:8}{r.shape!s:>16}{r.dtype!s:>15}{r.reads:12,}{r.writes:12,}"
                          f"{r.read_bytes + r.write_bytes:14,}")
         for what in ("matmul_flops", "other_flops", "exps", "peak_onchip_bytes"):
             lines.append(f"{what:17} {getattr(self, what):14,}")
@@ -136,15 +146,16 @@ class Ledger:
         if not (x.dtype.kind in "biu" or is_floating(x.dtype)):
             raise TypeError(f"{name or 'an array'} has dtype {x.dtype}: only floating-point numbers, whole numbers and "
                             "booleans are metered")
-        self.arrays.append(Record(name, x.shape, x.dtype))
+        self.arrays.append(Record(name, x.shape, x.dtype, inside=not written))
         return HBM(x, self, self.arrays[-1], written)
 
     def operation(self, ufunc, method, operands, result):
         """A ufunc has run on chip."""
         if ufunc is np.matmul:
-            (m, k), (_, n) = (x.shape for x in operands)
+            (m, k), (_, n) = map(np.shape, operands)
             self.matmul_flops += 2 * m * n * k
-        elif is_floating(result.dtype):
+        elif is_floating(result.dtype) or (result.dtype.kind in "iu" and any(is_floating(np.asarray(x).dtype)
+                                                                             for x in operands)):
             elements = operands[0].size if method == "reduce" else result.size
             if ufunc in EXPS:
                 self.exps += elements
@@ -158,10 +169,20 @@ class Ledger:
         if self.log is not None:
             self.log.append(Access(record, action, where))
         frame = sys._getframe(2)
-        held = frames.tiles(frame, core=frame is not self._outside and frame.f_globals is not frame.f_locals)
+        in_the_open = frame is self._outside or frame.f_locals is frame.f_globals   # who opened it, a script, a cell:
+        held = frames.on_chip(frame, core=not in_the_open)                          # they have plain arrays too
         self._at_least(held)
         if tile is not None:
-            self._at_least(frames.with_loaded(held, frame, tile, f"a tile of {record.name or 'an array made inside'}"))
+            statement = frames.statement_at(frame.f_code, frame.f_lasti)
+            self._at_least(frames.with_loaded(held, statement, self._loaded_by(frame, statement, record, tile)))
+
+    def _loaded_by(self, frame, statement, record, tile):
+        """What this run of a statement has loaded and still holds: [(what to call it, tile)], this tile as the last."""
+        where, before = (id(frame), statement.start), self._statement
+        same_run = before is not None and before[0] == where and before[1] < frame.f_lasti
+        loaded = [*(before[2] if same_run else ()), (f"a tile of {record}", weakref.ref(tile))]
+        self._statement = where, frame.f_lasti, loaded
+        return [(name, alive) for name, ref in loaded if (alive := ref()) is not None]
 
     def _at_least(self, held):
         """Raise the peak to this; OnChipFullError if that is beyond the budget."""
@@ -172,8 +193,9 @@ class Ledger:
                 name = " = ".join(names)
                 self.peak_tiles[name] = self.peak_tiles.get(name, 0) + n
             if self.onchip_bytes is not None and size > self.onchip_bytes:
-                raise OnChipFullError(f"the tiles need {size:,} bytes on chip, the budget is {self.onchip_bytes:,}: "
-                                      + sum_of(self.peak_tiles))
+                raise OnChipFullError(f"up to here the tiles need {size:,} bytes on chip, the budget is "
+                                      f"{self.onchip_bytes:,}: {sum_of(self.peak_tiles)} (a run without a budget "
+                                      "tells the peak)")
 
     def _on_chip(self, make):
         """np.zeros, np.full or np.empty for as long as the ledger is open."""

@@ -9,6 +9,7 @@ import math
 import operator
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
@@ -21,9 +22,15 @@ FREE = (np.shape, np.ndim, np.size, np.where, np.any, np.all, np.copyto, np.zero
 FUNCTIONS = frozenset(COUNTED + FREE)
 
 
+@cache
 def is_floating(dtype):
-    """Is this a floating dtype, those of ml_dtypes (kind V, without fields) included?"""
-    return dtype.kind == "f" or (dtype.kind == "V" and dtype.names is None and dtype.subdtype is None)
+    """Is this a floating dtype, those of ml_dtypes (kind V, as their int4 is) included?"""
+    if dtype.kind != "V":
+        return dtype.kind == "f"
+    try:
+        return bool(ml_dtypes.finfo(dtype))
+    except ValueError:
+        return False
 
 
 class HBM(NDArrayOperatorsMixin):
@@ -52,6 +59,9 @@ class HBM(NDArrayOperatorsMixin):
 
     def __setitem__(self, where, value):
         box = self._box(where)
+        value = cells(value)
+        if np.asarray(value).dtype.kind == "c":
+            raise TypeError(f"a complex number cannot be stored in {self}: it holds {self.dtype}")
         self._cells[where] = value
         self._ledger.access(self.record, "store", box)
         self.record.writes += math.prod(stop - start for start, stop in box)
@@ -63,6 +73,9 @@ class HBM(NDArrayOperatorsMixin):
         if not self._ledger.open:
             raise RuntimeError(f"the ledger of {self} is closed: np.asarray gives the numbers")
         parts = where if isinstance(where, tuple) else (where,)
+        if any(part is Ellipsis for part in parts):
+            at = [part is Ellipsis for part in parts].index(True)
+            parts = parts[:at] + (slice(None),) * (self.ndim - len(parts) + 1) + parts[at + 1:]
         if len(parts) > self.ndim:
             raise IndexError(f"{self} has {self.ndim} axes, not {len(parts)}")
         parts += (slice(None),) * (self.ndim - len(parts))
@@ -86,8 +99,9 @@ class HBM(NDArrayOperatorsMixin):
     __hash__ = None
 
     def __array_function__(self, function, types, args, kwargs):
-        if function not in (np.empty_like, np.zeros_like, np.full_like):
+        if function not in (np.empty_like, np.zeros_like, np.ones_like, np.full_like):
             raise self._not_loaded()
+        kwargs = {name: y for name, y in kwargs.items() if y is not self}       # np.zeros_like(a=X)
         x = function(self._cells, *args[1:], **kwargs)
         if function is np.empty_like and is_floating(x.dtype):
             x[...] = np.nan                             # until somebody writes, not what was in that memory before
@@ -97,7 +111,7 @@ class HBM(NDArrayOperatorsMixin):
         raise AttributeError(name) if name.startswith("__") else self._not_loaded()
 
     def __repr__(self):
-        return f"array {self.record.name or '(inside)'} {self.shape}"
+        return f"array {self.record} {self.shape}"
 
     def _not_loaded(self):
         return TypeError(f"{self} lives in HBM: load a part of it first, X[...]")
@@ -137,7 +151,8 @@ class OnChip(np.ndarray):
         self.ledger = getattr(parent, "ledger", None)
 
     def __array_ufunc__(self, ufunc, method, *operands, **options):
-        ledger, out = self.ledger, options.get("out", ())
+        out = options.get("out", ())
+        ledger = ledger_of((*operands, *out))
         plain = [cells(x) for x in operands]
         if out:
             options["out"] = tuple(cells(x) for x in out)
@@ -155,6 +170,12 @@ class OnChip(np.ndarray):
 
     def __getitem__(self, where):
         return wrapped(super().__getitem__(where), self.ledger)
+
+    def __setitem__(self, where, value):
+        super().__setitem__(where, cells(value))                    # a single number too
+
+    def __reduce__(self):
+        return cells(self).__reduce__()                             # a pickle holds the numbers
 
     def __repr__(self):
         return repr(cells(self))                                    # a look counts nothing
@@ -175,8 +196,18 @@ def refused(name):
     return property(look_up)
 
 
-for name in ("dot", "trace", "take", "choose", "flat", "__float__", "__int__"):
+for name in ("dot", "trace", "take", "choose", "flat", "__float__", "__int__", "__complex__"):
     setattr(OnChip, name, refused(name))
+
+
+def ledger_of(operands):
+    """The ledger of on-chip operands. RuntimeError for a tile of a closed ledger while another one is open."""
+    ledgers = {id(x.ledger): x.ledger for x in operands if isinstance(x, OnChip)}.values()
+    running = [ledger for ledger in ledgers if ledger.open]
+    if len(ledgers) > len(running) and type(next(iter(ledgers))).running:
+        raise RuntimeError("a tile of a ledger that is closed would be computed with while another one counts: load it "
+                           "anew, or take its numbers with np.asarray")
+    return (running or list(ledgers))[0]
 
 
 def cells(x):
@@ -198,6 +229,8 @@ def check_counted(ufunc, method, operands, options):
     if ufunc is np.matmul and any(np.ndim(x) != 2 for x in operands):
         shapes = " and ".join(str(np.shape(x)) for x in operands)
         raise TypeError(f"@ of shapes {shapes} is not counted: only products of two matrices are")
+    if "axes" in options or ("axis" in options and ufunc is np.matmul):
+        raise TypeError(f"{ufunc.__name__}(…, axes=…) is not counted: use @")
     if options.get("where", True) is not True:
         raise TypeError(f"{ufunc.__name__}(…, where=…) is not counted: use np.where on its result")
 

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fa_ref import debug, heads, inputs, page, standard
+from fa_ref import debug, fa3_fp8, frames, heads, inputs, page, standard
 from fa_ref.ledger import HBM, Ledger
 from fa_ref.recorder import Recorder
 
 MAX_STEPS = 2000
+PLAYED = {**heads.ALGORITHMS, "fa3_fp8": fa3_fp8}
 
 
 class Recording:
@@ -74,7 +75,8 @@ def record(core, *args, names=None, inside=(), max_steps=MAX_STEPS, **options):
     than 256 cells, or 32 rows or columns, are shown as shapes, without numbers. While it runs no other tracer sees
     anything (pdb, coverage); it is put back afterwards.
 
-    Raises TypeError for a core that is not a Python function or whose source is not to be had, ValueError for names
+    Raises TypeError for a core that is not a Python function or whose source is not to be had, and for arrays in lists,
+    tuples or dictionaries; ValueError for names
     that do not fit and for a run of more than max_steps steps, and what the core raises.
     """
     for function in (core, *inside):
@@ -83,7 +85,12 @@ def record(core, *args, names=None, inside=(), max_steps=MAX_STEPS, **options):
                             "(kernels: cuda_kernels.player.record_kernel)")
     bound = inspect.signature(core).bind(*args, **options)
     arrays = [name for name, x in bound.arguments.items() if isinstance(x, np.ndarray) and x.ndim]
+    for name, x in bound.arguments.items():
+        if isinstance(x, tuple | list | dict) and any(isinstance(y, np.ndarray) for y in frames.arrays(x)):
+            raise TypeError(f"{name} holds arrays: give each array in memory a parameter of its own")
     names = arrays if names is None else list(names)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"names of arrays must be strings, got {wrong[0]!r}")
     if len(names) != len(arrays):
         raise ValueError(f"names has {len(names)} names, but {len(arrays)} arguments are arrays: {', '.join(arrays)}")
     memory = Memory()
@@ -97,20 +104,21 @@ def record(core, *args, names=None, inside=(), max_steps=MAX_STEPS, **options):
 
 
 def tiny(algorithm):
-    """The Recording of one of `fa_ref.ALGORITHMS`, forward, on the problem of `debug`: 4 queries, 6 keys, d = 2."""
-    Q, K, V, rule = debug.tiny()
-    core = heads.ALGORITHMS[inputs.check_choice("algorithm", algorithm, heads.ALGORITHMS)]
+    """The Recording of one of PLAYED, forward, on the problem of `debug`: 4 queries, 6 keys, d = 2."""
+    core = PLAYED[inputs.check_choice("algorithm", algorithm, PLAYED)]
     inside = [standard.probabilities] if core is standard else []
-    return record(core.forward_head, Q, K, V, rule, debug.BR, debug.BC, inside=inside)
+    return record(core.forward_head, *debug.arguments(core), inside=inside)
 
 
-def main(argv=None, algorithms=heads.ALGORITHMS, tiny=tiny, prog="python -m fa_ref play"):
-    """`python -m fa_ref play [standard|fa1|fa2|fa3] [-o FILE]`: write the page and say where."""
+def main(argv=None, algorithms=PLAYED, tiny=tiny, prog="python -m fa_ref play"):
+    """`python -m fa_ref play [standard|fa1|fa2|fa3|fa3_fp8] [-o FILE]`: write the page and say where."""
     parser = argparse.ArgumentParser(prog=prog, description="A run of a tiny problem as a page to step through.")
     parser.add_argument("algorithm", nargs="?", default="fa2", choices=tuple(algorithms))
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to (play_ALGORITHM.html)")
     options = parser.parse_args(argv)
     path = options.output or Path(f"play_{options.algorithm}.html")
+    if path.is_dir():
+        parser.error(f"{path} is a folder: name a file in it")
     if not path.parent.is_dir():
         parser.error(f"there is no folder {path.parent}")
     recording = tiny(options.algorithm)

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fa_ref.metered import is_floating
+
 MAX_CELLS, MAX_SIDE = 256, 32       # of an array whose numbers are kept
 COUNTED = 50                        # a run that is too long is counted up to this many times what is allowed
 
 
 class Large(NamedTuple):
-    """Stands for an array with too many cells, rows or columns, or with more than 2 axes: only its shape is kept."""
+    """Stands for an array with too many cells, rows or columns, with more than 2 axes, or not of numbers."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -46,6 +48,10 @@ class Step(NamedTuple):
     written: int
 
 
+class TooLongError(BaseException):
+    """Ends a run that is far too long; no Exception, which what is recorded might catch."""
+
+
 class Recorder:
     """Records the functions with these code objects while run() runs; answer is what it returned.
 
@@ -66,13 +72,15 @@ class Recorder:
             try:
                 self.answer = run()
                 replaced = sys.gettrace() != self.trace
+            except TooLongError as error:
+                raise ValueError(str(error)) from None
             finally:
                 sys.settrace(before)
+        if self.count > max_steps:
+            raise ValueError(self.too_long(f"{self.count:,}"))
         if replaced:
             raise RuntimeError("something else called sys.settrace during the recording: is there a breakpoint() in "
                                "what is recorded?")
-        if self.count > max_steps:
-            raise ValueError(self.too_long(f"{self.count:,}"))
         touched = {id(access.record) for step in self.steps for access in step.accesses}
         self.records = {name: record for name, record in self.records.items() if id(record) in touched}
         if not self.steps:
@@ -102,7 +110,7 @@ class Recorder:
         self.line = line
         self.count += 1
         if self.count > COUNTED * self.max_steps:
-            raise ValueError(self.too_long(f"more than {COUNTED * self.max_steps:,}"))
+            raise TooLongError(self.too_long(f"more than {COUNTED * self.max_steps:,}"))
 
     def close(self):
         """The open line has run."""
@@ -113,7 +121,8 @@ class Recorder:
             for record, action, where in accesses:
                 self.bytes[action] += math.prod(stop - start for start, stop in where) * record.dtype.itemsize
                 self.name_of(record)
-            self.steps.append(Step(self.line, self.stack[-1][1], names, memory, accesses, *self.bytes.values()))
+            self.steps.append(Step(self.line, self.stack[-1][1], names, memory, accesses, self.bytes["load"],
+                                   self.bytes["store"]))
         self.line = None
 
     def changes(self):
@@ -137,7 +146,7 @@ class Recorder:
         for name, known in self.records.items():
             if known is record:
                 return name
-        name = record.name or local or "(inside)"
+        name = record.name or local or str(record)
         while name in self.records:
             name += "′"
         self.records[name], record.name = record, name
@@ -152,7 +161,7 @@ def note(changes, seen, name, value):
     """Put a value among the changes, unless it is what was seen last."""
     value = kept(value)
     bits = (value.shape, value.dtype, value.tobytes()) if isinstance(value, np.ndarray) else repr(value)
-    if seen.get(name, "None") != bits:
+    if seen.get(name, repr(None)) != bits:                          # one never seen counts as None: nothing to show
         seen[name], changes[name] = bits, value
 
 
@@ -161,10 +170,15 @@ def kept(value):
     if isinstance(value, np.ndarray):
         value = np.asarray(value)                                   # the numbers alone, which nobody counts
     if isinstance(value, np.ndarray) and value.ndim:
-        fits = value.ndim <= 2 and value.size <= MAX_CELLS and max(value.shape) <= MAX_SIDE
+        numbers = value.dtype.kind in "biufc" or is_floating(value.dtype)
+        fits = numbers and value.ndim <= 2 and value.size <= MAX_CELLS and max(value.shape) <= MAX_SIDE
         return value.copy() if fits else Large(value.shape, value.dtype)
     if isinstance(value, np.ndarray | np.generic):
-        return value.item()
+        value = value.item()
+    if isinstance(value, np.generic):                               # no Python number holds it
+        return float(value) if isinstance(value, np.floating) else str(value)
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"{'−' if value < 0 else ''}2^{value.bit_length() - 1} or more"
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return np.dtype(value).name
     return value if isinstance(value, int | float | slice) or (isinstance(value, str) and len(value) < 40) else None

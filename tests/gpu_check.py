@@ -20,11 +20,11 @@ from multiprocessing import get_context
 
 os.environ.setdefault("FA_REF_CUDA", "gpu")
 
-import gpu_costs
 import numpy as np
 from ml_dtypes import bfloat16
 
 import cuda_kernels
+import gpu_costs
 from cuda_kernels import WITH_BACKWARD, registered
 from fa_ref.testing import Problem, Result, oracle, tolerance
 from fa_ref.testing.properties import PROPERTIES

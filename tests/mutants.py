@@ -27,13 +27,13 @@ from tempfile import TemporaryFile
 import hypothesis
 import pytest
 import torch  # noqa: F401  imported once, here, for all children
-from mutants_equivalent import EQUIVALENT
-from mutator import Mutant, mutants
 from rich.console import Console
 from rich.progress import Progress
 
 from fa_ref.testing import oracle, tolerance
 from fa_ref.testing.recipe import Recipe
+from mutants_equivalent import EQUIVALENT
+from mutator import Mutant, mutants
 
 ROOT = Path(__file__).parent.parent
 MODULES = ("scores", "online_softmax", "standard", "fa1", "fa2", "fa3", "fp8", "fa3_fp8", "heads", "varlen")

@@ -4,10 +4,10 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import ALL, CASES, KINDS, NOT_COVERED, Case, Merge, Refused, Twins, View, kinds_covered, summary
 from ml_dtypes import bfloat16
 
 import fa_ref
+from cases import ALL, CASES, KINDS, NOT_COVERED, Case, Merge, Refused, Twins, View, kinds_covered, summary
 from fa_ref import varlen
 from fa_ref.online_softmax import merge
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cores import heads
 
 from fa_ref import fa2, fa3
 from fa_ref.ledger import Ledger
 from fa_ref.scores import EMPTY, Rule
+from test_cores import heads
 
 
 def same_bits(core, Q, K, V, rule, *walk):
@@ -104,7 +104,7 @@ FAULTS = {
                                                        (STEP_10, f"{STEP_10}\n{STEP_5}")],
     "no rescaling": [(STEP_10, "            # (10)")],
     "the factor inverted": [(STEP_10, STEP_10.replace("* acc ", "** -1 * acc "))],
-    "S kept where P is wanted": [("m_new, Pij, Vj ", "m_new, Sij, Vj ")],
+    "S kept where P is wanted": [("= Pij, Vj ", "= Sij, Vj ")],
     "V of the new tile with the old P": [(STEP_5, STEP_5.replace("V_before  ", "Vj[:P_before.shape[1]]  "))],
     "the last tile forgotten": [(STEP_11, "        # (11)")],
     "divided by m": [("O[rows] = acc / nonzero_or_one(l)", "O[rows] = acc / nonzero_or_one(m)")],

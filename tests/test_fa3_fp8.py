@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cores import Watched, heads, parts
-from test_steps import NUMPY, same, steps
 
 from fa_ref import data, debug, fa3, fa3_fp8, fp8, fp8_errors
 from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
 from fa_ref.testing import oracle, tolerance
 from fa_ref.testing.problem import Problem, Result
+from test_cores import Watched, heads, parts
+from test_steps import NUMPY, same, steps
 
 HALF_STEP = 2.0**-10                                                # half of the smallest step of e4m3; e5m2 has less
 WIDE = {fp8.E4M3: 2.0**-4, fp8.E5M2: 2.0**-3}                       # half of the relative step
@@ -276,7 +276,7 @@ FAULTS = {
     "P stretched, L not shifted back": ("l / stretch", "l"),
     "L shifted back, P not stretched": ("Pij = stretch * np.exp", "Pij = np.exp"),
     "l sums the rounded P": ("rowsum(Pij)", "rowsum(rounded(Pij, V.dtype))"),
-    "P stretched in the sum only": ("m, P_before = m_new, Pij", "m, P_before = m_new, Pij / stretch"),
+    "P stretched in the sum only": ("sV_before = Pij,", "sV_before = Pij / stretch,"),
     "no rescaling": ("acc = alpha[:, None] * acc ", "acc = 1 * acc "),
 }
 
@@ -289,3 +289,38 @@ def test_planted_faults_leave_the_bounds(fault):
     problem = Problem(*(x[None, None] for x in (Q, K, V)), scale=0.2)
     assert max(fractions(planted(fa3_fp8, "l / stretch", "l / stretch"), problem, rule, head, 6, 6).values()) <= 1
     assert max(fractions(planted(fa3_fp8, *FAULTS[fault]), problem, rule, head, 6, 6).values()) > 1
+
+
+@pytest.mark.parametrize(("Br", "Bc", "message"), [
+    (8, 8, "sQ has 4 scales for 3 tiles"), (6, 8, "sK has 4 scales for 3 tiles"),
+    (2, 6, "sQ has 4 scales for 12 tiles")])
+def test_scales_of_other_tiles_are_refused(Br, Bc, message):
+    """They would be taken for those of these tiles: right shapes, wrong numbers."""
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 24, 4))
+    with pytest.raises(ValueError, match=message):
+        fa3_fp8.forward_head(*fp8.prepare(Q, K, V, 6, 6), Rule(24, 24, scale=0.5), Br, Bc)
+
+
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"sQ": lambda s: -s}, ValueError, r"sQ\[0\] is -"), ({"sV": lambda s: s * np.nan}, ValueError, r"sV\[0\] is nan"),
+    ({"sK": lambda s: 0 * s}, ValueError, r"sK\[0\] is 0.0"),
+    ({"stretch": lambda _: 512.0}, ValueError, "at most 448, .* got 512"),
+    ({"stretch": lambda _: np.nan}, ValueError, "got nan"), ({"stretch": lambda _: 0.0}, ValueError, "got 0.0"),
+    ({"Br": lambda _: -2}, ValueError, "Br must be at least 1, got -2"), ({"Bc": lambda _: 0}, ValueError, "Bc"),
+    ({"dtype": lambda _: np.int8}, TypeError, "float32 or bfloat16, got int8"),
+    ({"rule": lambda _: Rule(8, 7, scale=0.5)}, ValueError, "the rule is for 8 queries and 7 keys, not for 8 and 8")])
+def test_bad_input_is_refused(change, error, message):
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
+    given = {**fp8.prepare(Q, K, V, 2, 2)._asdict(), "rule": Rule(8, 8, scale=0.5), "Br": 2, "Bc": 2, "stretch": 256.0,
+             "dtype": np.float32}
+    fa3_fp8.forward_head(**given)
+    (name, changed), = change.items()
+    with pytest.raises(error, match=message):
+        fa3_fp8.forward_head(**given | {name: changed(given[name])})
+
+
+def test_a_V_that_would_overflow_is_refused():
+    Q = np.ones((4, 2), np.float32)
+    head = fp8.prepare(Q, Q, np.full((4, 2), 1e36, np.float32), 2, 2)
+    with pytest.raises(ValueError, match=r"V reaches ±1e\+36: 256 times the sum of 4 such rows is beyond float32"):
+        fa3_fp8.forward_head(*head, Rule(4, 4, scale=1.0), 2, 2)

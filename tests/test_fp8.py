@@ -132,13 +132,29 @@ def test_what_has_no_scale_is_refused(X, error, words):
 
 
 @pytest.mark.parametrize(("granularity", "error"), [
-    (0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError), ("block", TypeError), (None, TypeError)])
+    (0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError), ("block", ValueError), (None, TypeError)])
 def test_granularity_is_tensor_head_or_a_number_of_rows(granularity, error):
     values, scales = fp8.quantise(np.ones((4, 2)), 2)
     for call in (lambda: fp8.quantise(np.ones((4, 2)), granularity),
                  lambda: fp8.dequantise(values, scales, granularity)):
         with pytest.raises(error, match=str(granularity)):
             call()
+
+
+@pytest.mark.parametrize(("Q", "K", "V", "message"), [
+    ((8, 4), (8, 2), (8, 4), r"got \(8, 4\), \(8, 2\), \(8, 4\)"), ((8, 4), (8, 4), (7, 4), r"got .*\(7, 4\)"),
+    ((1, 1, 8, 4), (8, 4), (8, 4), "got"), ((8,), (8, 4), (8, 4), "got")])
+def test_matrices_that_do_not_belong_together_are_refused(Q, K, V, message):
+    with pytest.raises(ValueError, match=message):
+        fp8.prepare(np.ones(Q), np.ones(K), np.ones(V), 2, 2)
+
+
+@pytest.mark.parametrize("name", "QKV")
+def test_a_bad_number_is_told_with_its_matrix(name):
+    given = {x: np.ones((4, 2)) for x in "QKV"}
+    given[name][2, 1] = np.nan
+    with pytest.raises(ValueError, match=rf"{name} holds nan at \(2, 1\)"):
+        fp8.prepare(**given, Br=2, Bc=2)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
@@ -298,8 +314,8 @@ FAULTS = [
     (check_signs, "choice([-1.0, 1.0], d)", "choice([1.0], d)"),
     (check_prepare, "Q, K = hadamard(Q, signs), hadamard(K, signs)", "Q = hadamard(Q, signs)"),
     (check_prepare, "Q, K = hadamard(Q, signs), hadamard(K, signs)", "Q, V = hadamard(Q, signs), hadamard(V, signs)"),
-    (check_prepare, "((Q, Br), (K, Bc), (V, Bc))", "((Q, Bc), (K, Bc), (V, Bc))"),
-    (check_prepare, '"head", dtype)', '"tensor")'),
+    (check_prepare, '(("Q", Q, Br), ', '(("Q", Q, Bc), '),
+    (check_prepare, '"head", dtype, name)', '"head", name=name)'),
 ]
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import ELSEWHERE
 
 import cuda_kernels
+from cases import ELSEWHERE
 from fa_ref.testing import Problem, oracle, tolerance
 from fa_ref.testing.problem import Result
 

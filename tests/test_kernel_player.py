@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from itertools import product
-from types import CodeType
+from types import CodeType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from ml_dtypes import bfloat16
 import cuda_kernels
 from cuda_kernels import KERNELS, player, simulator
 from cuda_kernels.simulator.audit import Audit
+from cuda_kernels.simulator.watched import ATOMIC, READ, WRITE
 from fa_ref import debug, fa1, fa2
 from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
@@ -171,3 +172,20 @@ def test_play_writes_the_page(kernel, tmp_path, capsys):
     assert player.main([kernel, "-o", str(path)]) == 0
     assert path.read_text(encoding="utf-8") == player.tiny(kernel).html()
     assert f"{len(player.tiny(kernel))} steps of {kernel}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("action", "told"), [
+    (ATOMIC, ["load", "store"]), (READ, ["load"]), (WRITE, ["store"])])
+def test_an_atomic_add_is_a_load_and_a_store(action, told):
+    """No forward kernel has one; a kernel of your own may."""
+    memory, cells = player.Memory(), np.zeros((1, 1, 2, 3), np.float32)
+    array = SimpleNamespace(origin=SimpleNamespace(space="global", name="dQ", data=cells))
+    memory.look = lambda x: ("dQ", cells)
+    memory.access(action, array, cells.ctypes.data + 4 * 4)
+    assert [(x.action, x.where) for x in memory.log] == [(done, ((1, 2), (1, 2))) for done in told]
+
+
+@pytest.mark.parametrize(("Nq", "Nk"), [(0, 3), (3, 0)])
+def test_nothing_to_record_is_said(Nq, Nk):
+    with pytest.raises(ValueError, match=f"{Nq} queries and {Nk} keys: there is nothing to record"):
+        player.record_kernel("fa2", *head(Nq, Nk, 2))

@@ -7,18 +7,18 @@ import math
 
 import numpy as np
 import pytest
-from cases import CASES, Case
 from ml_dtypes import bfloat16
-from test_cases import DTYPES, agrees, arrays, tolerance_of
 
 import cuda_kernels
 import fa_ref
+from cases import CASES, Case
 from cuda_kernels import registered
 from fa_ref.testing import Problem, oracle, tolerance
 from fa_ref.testing.problem import Result
 from fa_ref.testing.properties import PROPERTIES
 from fa_ref.testing.registry import IMPLEMENTATIONS, coverage_table
 from fa_ref.testing.running import try_property
+from test_cases import DTYPES, agrees, arrays, tolerance_of
 
 pytestmark = pytest.mark.slow
 

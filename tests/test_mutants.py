@@ -1,7 +1,8 @@
 """The mutator changes what it should and nothing else; the battery tells a fault from plain code, and stops a loop."""
 
-import mutants
 import pytest
+
+import mutants
 from mutator import Mutant
 from mutator import mutants as mutants_of
 

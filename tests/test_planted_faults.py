@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from planted import FILES, SMALL, faults, trial, trials
 
 import cuda_kernels
+from planted import FILES, SMALL, faults, trial, trials
 
 pytestmark = pytest.mark.slow
 

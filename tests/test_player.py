@@ -270,6 +270,14 @@ def test_a_run_that_is_too_long_says_both_numbers_and_the_way_out():
         player.record(endless, Q, max_steps=2)
 
 
+def not_loaded(Q):
+    return np.exp(Q)
+
+
+def of_many(*tiles):
+    return tiles[0][:1]
+
+
 @pytest.mark.parametrize(("core", "args", "options", "error", "words"), [
     (np.exp, (np.ones(2),), {}, TypeError, "only functions written in Python"),
     (sum, ([1],), {}, TypeError, "only functions written in Python"),
@@ -279,7 +287,10 @@ def test_a_run_that_is_too_long_says_both_numbers_and_the_way_out():
     (fa2.forward_head, (*debug.tiny(), 2, 3), {"max_steps": 0}, ValueError, "max_steps"),
     (fa2.forward_head, (*debug.tiny(), 2, 3), {"max_steps": 2.5}, TypeError, "max_steps"),
     (fa2.forward_head, (*debug.tiny(), 2, 3), {"inside": [len]}, TypeError, "only functions written in Python"),
-    (lambda Q: np.exp(Q), (np.ones((2, 2)),), {}, TypeError, "array Q.* lives in HBM: load a part of it first")])
+    (not_loaded, (np.ones((2, 2)),), {}, TypeError, "array Q.* lives in HBM: load a part of it first"),
+    (lambda *tiles: tiles[0][:1], (np.ones((2, 2)),), {}, TypeError, "is no function by itself|tiles holds arrays"),
+    (of_many, (np.ones((2, 2)), np.ones((2, 2))), {}, TypeError, "tiles holds arrays: give each .* a parameter"),
+    (not_loaded, (np.ones((2, 2)),), {"names": [("a", 1)]}, TypeError, "names of arrays must be strings")])
 def test_bad_input_is_refused(core, args, options, error, words):
     with pytest.raises(error, match=words):
         player.record(core, *args, **options)
@@ -480,3 +491,89 @@ def test_play_refuses(argv, words, capsys):
     with pytest.raises(SystemExit) as end:
         player.main(argv)
     assert end.value.code == 2 and words in capsys.readouterr().err
+
+
+# --- hostile values and sources -------------------------------------------------------------------------------
+
+def odd_values(X):
+    big, small = 10**5000, -2**70
+    broken, dashed = "\ud800", "intra-warpgroup inference"
+    words, part, wide = np.array(["a b", "c"]), slice(0, 4, 2), np.longdouble(1.5)
+    return X[:1], big, small, broken, dashed, words, part, wide
+
+
+def test_values_that_are_no_small_numbers_are_shown_as_what_they_are():
+    recording = player.record(odd_values, np.ones((2, 2)))
+    held = {name: text(x) for step in recording.steps for name, x in step.names.items() if x is not None}
+    assert held["big"] == "2^16609 or more" and held["small"] == "−2^70 or more"
+    assert held["broken"] == "\\ud800" and held["dashed"] == "intra-warpgroup inference"
+    assert held["words"] == "2 <U3, not shown" and held["part"] == "0:4:2" and held["wide"] == "1.500"
+    recording.html().encode("utf-8")
+
+
+def script_in_a_comment(X):
+    a = X[:1]                                           # (1) load <!--<script> a tile
+    return a
+
+
+def test_no_text_of_the_source_opens_a_script():
+    """<!--<script> would keep the browser from seeing the end of the data."""
+    page_ = player.record(script_in_a_comment, np.ones((2, 2)), names=["<!--<script>"]).html()
+    data = page_[page_.index('<script id="data"'):].split(">", 1)[1].split("</script>")[0]
+    assert "<" not in data and json.loads(data)["memory"][0][0] == "<!--<script>"
+
+
+def test_a_nested_function_with_text_at_the_left_margin_is_read():
+    def nested(X):
+        a = X[:1]
+# a comment here
+        note = """a string
+that goes on"""
+        return a, note
+    assert "that goes on" in player.record(nested, np.ones((2, 2))).html()
+
+
+def test_a_form_feed_ends_no_line(tmp_path):
+    file = tmp_path / "fed.py"
+    file.write_text("def f(X):\n    a = X[:1]\n\x0c\n    b = X[:2]  # \u2028\n    return a, b\n", encoding="utf-8")
+    scope = {}
+    exec(compile(file.read_text(encoding="utf-8"), file, "exec"), scope)
+    recording = player.record(scope["f"], np.ones((2, 2)))
+    [source] = [page.source(code) for code in recording.functions]
+    lit = [source.lines[step.line - source.first].strip() for step in recording.steps]
+    assert [line[:9] for line in lit] == ["a = X[:1]", "b = X[:2]", "return a,"]
+
+
+def catches_everything(X):
+    while True:
+        try:
+            X[:1]
+        except Exception:
+            pass
+
+
+def test_what_catches_everything_is_stopped_too():
+    with pytest.raises(ValueError, match="the run has more than 500 steps"):
+        player.record(catches_everything, np.ones((2, 2)), max_steps=10)
+
+
+def test_one_step_too_many_is_too_long():
+    steps = len(player.tiny("fa2"))
+    Q, K, V, rule = debug.tiny()
+    assert len(player.record(fa2.forward_head, Q, K, V, rule, 2, 3, max_steps=steps)) == steps
+    with pytest.raises(ValueError, match=f"the run has {steps} steps, and a recording takes max_steps = {steps - 1}"):
+        player.record(fa2.forward_head, Q, K, V, rule, 2, 3, max_steps=steps - 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_bytes_are_those_of_the_dtype(dtype):
+    Q, K, V = (x.astype(dtype) for x in debug.tiny()[:3])
+    last = player.record(fa2.forward_head, Q, K, V, debug.tiny()[3], 2, 3).steps[-1]
+    wide = max(np.dtype(dtype).itemsize, 4)                             # O and L
+    assert (last.read, last.written) == ((8 + 2 * 24) * np.dtype(dtype).itemsize, (8 + 4) * wide)
+
+
+def test_a_page_goes_into_a_file(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        player.main(["fa2", "-o", str(tmp_path)])
+    assert "is a folder: name a file in it" in capsys.readouterr().err

@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, DRIVER, Browser, By, Keys
-from test_player import box, in_text, problem, states
 
 import cuda_kernels
+from browser import CHROMIUM, DRIVER, Browser, By, Keys
 from fa_ref import fa2, page, player
 from fa_ref.page.data import text
 from fa_ref.page.listing import labels
+from test_player import box, in_text, problem, states
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=(
     "no Chromium with its driver here: apt-get install chromium chromium-driver"))]
@@ -279,7 +279,10 @@ def summary(recording, n):
     step = recording.steps[n]
     source = page.source(recording.functions[recording.calls[step.call].function])
     label = labels(source)[step.line - source.first]
-    out = f"Step {n + 1}, line {step.line}{': ' + label if label else ''}."
+    of_this = [m for m, call in enumerate(recording.calls) if call.function == recording.calls[step.call].function]
+    begins = len(of_this) > 1 and (n == 0 or recording.steps[n - 1].call != step.call)
+    out = f"Call {of_this.index(step.call) + 1} of {len(of_this)} begins. " if begins else ""
+    out += f"Step {n + 1}, line {step.line}{': ' + label if label else ''}."
     called = {id(record): name for name, record in recording.memory.items()}
     for action, verb in (("load", "Loads"), ("store", "Stores")):
         places = [" ".join([called[id(a.record)], *parts(a)]) for a in step.accesses if a.action == action]
@@ -311,6 +314,16 @@ def test_a_screen_reader_is_told_what_each_step_does(browser, recordings):
         assert browser.find("slider").get_attribute("aria-valuetext") == f"step {n + 1} of {len(recording)}"
         browser.press(Keys.ARROW_RIGHT)
     assert summary(recording, 13) == "Step 14, line " + summary(recording, 13).split("line ")[1]
+
+
+@pytest.mark.skipif(not cuda_kernels.SIMULATED, reason="records in the simulator; kernels run on a GPU here")
+def test_a_new_block_of_a_kernel_is_told(browser, recordings):
+    recording, path = recordings["kernel"]
+    first = next(n for n, step in enumerate(recording.steps) if step.call == 1)
+    for n in (0, 1, first - 1, first, first + 1):
+        browser.open(path, step=n + 1)
+        assert browser.find("summary").text == summary(recording, n)
+    assert summary(recording, first).startswith(f"Call 2 of {len(recording.calls)} begins. Step {first + 1}, line ")
 
 
 def test_everything_has_a_name_and_a_role(browser, recordings):
@@ -358,6 +371,22 @@ def test_the_lit_line_is_in_view(browser, recordings, width):
             return line.top >= panel.top && line.bottom <= panel.bottom""")
         assert inside, browser.step
         browser.press(*[Keys.ARROW_RIGHT] * 7)
+
+
+@pytest.mark.parametrize("name", ["fa1", "fa2"])
+def test_what_a_line_changed_is_in_view_on_a_small_screen(browser, recordings, name):
+    """Without scrolling by hand: the first changed entry on chip, or else the first tile in memory."""
+    recording, path = recordings[name]
+    browser.look(1366, 700)
+    browser.open(path)
+    for _ in range(len(recording)):
+        hidden = browser.run("""
+            const part = document.querySelector("#names .new") ?? document.querySelector("#memory .tile");
+            if (!part) return false;
+            const [a, b] = [part, document.querySelector("#values")].map(x => x.getBoundingClientRect());
+            return a.top < b.top || a.top > b.bottom - 10""")
+        assert not hidden, browser.step
+        browser.press(Keys.ARROW_RIGHT)
 
 
 def test_matrices_do_not_move_from_step_to_step(browser, recordings):

@@ -27,6 +27,7 @@ from fa_ref.schedule import (
     model,
     overlap,
     run,
+    show,
     tail,
     utilisation,
     waits,
@@ -106,6 +107,28 @@ PLANTED = [Task("a", "cook", 2), Task("b", "cook", 1, ("a",)), Task("c", "oven",
 ])
 def test_a_wrong_table_is_noticed(rows):
     assert faults(Table(("cook", "oven"), [Row(*row) for row in rows]), PLANTED, {"cook": 1, "oven": 1})
+
+
+def test_of_tasks_that_become_free_together_the_first_of_the_list_starts():
+    """Both a and b end at 1: then late, which stands first, gets the cook before early."""
+    tasks = [Task("a", "oven", 1), Task("b", "stove", 1), Task("late", "cook", 1, after=("b",)),
+             Task("early", "cook", 1, after=("a",))]
+    table = run(tasks, {"stove": 1, "oven": 1, "cook": 1})
+    assert [row.what for row in table.rows if row.unit == "cook"] == ["late", "early"]
+    table = run(tasks, {"oven": 1, "stove": 1, "cook": 1})
+    assert [row.what for row in table.rows if row.unit == "cook"] == ["late", "early"]
+
+
+def test_units_of_a_kind_are_told_from_others_whose_names_begin_alike():
+    table = run([Task("x", "tensor", 1)], {"tensor": 1, "tensor core": 2, "special functions": 1})
+    assert utilisation(table, "tensor") == 1 and utilisation(table, "tensor core") == 0
+    with pytest.raises(ValueError, match="0 units of kind 'special'"):
+        utilisation(table, "special")
+
+
+def test_a_name_alone_is_no_list_of_tasks_to_wait_for():
+    with pytest.raises(TypeError, match=r"task 'b' has after = 'a': a tuple of names is needed, \('a',\)"):
+        run([Task("a", "cook", 1), Task("b", "cook", 1, after="a")], {"cook": 1})
 
 
 @given(problems(kinds=("cook",)))
@@ -333,6 +356,30 @@ def issued(name, T):
     """The products in the order in which the tensor core does them."""
     rows = overlap.schedule(name, T, HALF).rows
     return [row.what for row in rows if row.unit == "tensor core"]
+
+
+def test_the_bounds_are_the_work_of_each_unit():
+    c = overlap.Clocks(5, 7, 3)
+    assert overlap.bounds("both", 6, c) == {"tensor core": 4 * 6 * 5, "special functions": 2 * 6 * 7,
+                                            "arithmetic": 2 * 6 * 3, "one warpgroup": 6 * (5 + 3 + 7) + 5}
+    assert overlap.bounds("serial", 6, c)["one warpgroup"] == 6 * (2 * 5 + 3 + 7)
+    for call in (lambda: overlap.bounds("foo", 6, c), lambda: overlap.period("foo", c)):
+        with pytest.raises(ValueError, match="unknown schedule 'foo'"):
+            call()
+    with pytest.raises(ValueError, match="T must be at least 1, got 0"):
+        overlap.bounds("both", 0, c)
+
+
+def test_names_and_times_are_shown_as_they_are(tmp_path, capsys):
+    table = run([Task("pay $3 for $4", "cook", 1.25), Task("[/b] salt", "cook", 1.25)], {"cook": 1})
+    gantt(table, tmp_path / "odd.svg", label=lambda row: row.what, group=lambda row: row.what)
+    drawn = (tmp_path / "odd.svg").read_text(encoding="utf-8")
+    assert "pay $3 for $4" in drawn
+    show.console.print(show.rows(table))
+    told = capsys.readouterr().out
+    assert "[/b] salt" in told and "1.25" in told and "2.50" in told
+    with pytest.raises(ValueError, match="0 tables"):
+        gantt({}, tmp_path / "none.svg")
 
 
 def test_the_order_of_issue():

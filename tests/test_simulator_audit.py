@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import simulator_kernels as kernels
 from numba import cuda, float32
-from simulator_kernels import line
 
+import simulator_kernels as kernels
 from cuda_kernels import simulator
+from simulator_kernels import line
 
 pytestmark = pytest.mark.slow
 

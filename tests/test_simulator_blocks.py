@@ -7,12 +7,12 @@ import traceback
 
 import numpy as np
 import pytest
-import simulator_kernels as kernels
 from numba import cuda, float32
 from numba.cuda.simulator.kernel import FakeCUDAKernel
-from simulator_kernels import line
 
+import simulator_kernels as kernels
 from cuda_kernels import simulator
+from simulator_kernels import line
 
 events = []
 

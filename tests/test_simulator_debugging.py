@@ -5,9 +5,9 @@ import threading
 
 import numpy as np
 import pytest
-import simulator_kernels as kernels
 from numba import cuda
 
+import simulator_kernels as kernels
 from cuda_kernels import simulator
 
 seen = []

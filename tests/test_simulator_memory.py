@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from numba import cuda, float32, int32
+
 from simulator_kernels import line, softmax_rows
 
 answers = []

@@ -4,9 +4,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-import simulator_kernels  # noqa: F401  (installs the simulator, or skips)
 from numba import cuda, int32
 
+import simulator_kernels  # noqa: F401  (installs the simulator, or skips)
 from cuda_kernels import simulator
 
 CELLS = 4

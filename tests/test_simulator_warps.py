@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import simulator_kernels as kernels
 from numba import cuda
-from simulator_kernels import line
 
+import simulator_kernels as kernels
 from cuda_kernels import simulator
+from simulator_kernels import line
 
 ALL = 0xFFFFFFFF
 

@@ -15,17 +15,25 @@ CHEAP = [name for name in tables.TABLES if name not in ("fp8", "theorem-1")]
 def test_a_table(name):
     table, = tables.made([name])
     verdicts = [row.verdict for row in table.rows]
-    assert set(verdicts) <= {OK, DIFFERS, ONLY_OURS} and OK in verdicts and table.source
+    assert set(verdicts) <= {OK, DIFFERS, ONLY_OURS} and (OK in verdicts or name == "both-passes") and table.source
     assert verdicts.count(DIFFERS) == DIFFERENT.get(name, 0)
-    assert all(row.why for row in table.rows if row.verdict == DIFFERS)
+    assert all(row.why and row.known for row in table.rows if row.verdict == DIFFERS)
     assert all((row.paper == "") == (row.verdict == ONLY_OURS) for row in table.rows)
 
 
 def test_a_row_says_when_it_differs():
-    assert [rows.row("", 2.0, x, within=0.01).verdict for x in (1.97, 1.99, 2.0, 2.01, 2.03)] == [
-        DIFFERS, OK, OK, OK, DIFFERS]
+    """To the digits that are printed, or within a margin, which is then said."""
+    assert [rows.row("", "2.0", x).verdict for x in (1.94, 1.951, 2.0, 2.049, 2.06)] == [DIFFERS, OK, OK, OK, DIFFERS]
+    assert [rows.row("", "3.2e-4", x).verdict for x in (3.14e-4, 3.16e-4, 3.24e-4, 3.26e-4)] == [
+        DIFFERS, OK, OK, DIFFERS]
+    assert [rows.row("", "16", x).verdict for x in (15.4, 15.6, 16.6)] == [DIFFERS, OK, DIFFERS]
+    assert [(r.verdict, r.why) for r in (rows.row("", "2.00", x, within=0.01) for x in (1.97, 1.99, 2.001, 2.03))] == [
+        (DIFFERS, ""), (OK, "within 1 %"), (OK, ""), (DIFFERS, "")]
+    assert [rows.follows("", 4, x).verdict for x in (4, 4.001)] == [OK, DIFFERS]
+    assert rows.follows("", 4, 4, ".1f").paper == "(4.0)"
     assert rows.row("", None, 3.14159, ".2f") == rows.Row("", "", "3.14", ONLY_OURS, "")
     assert [rows.at_most("", 2, x).verdict for x in (1.9, 2, 2.1)] == [OK, OK, DIFFERS]
+    assert [rows.holds("", x)[1:4] for x in (True, False)] == [("yes", "yes", OK), ("yes", "no", DIFFERS)]
 
 
 @pytest.mark.parametrize("Bc", [64, 128, 256, 512])
@@ -82,9 +90,23 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     with pytest.raises(SystemExit):
         tables.main(["paged", "nonsense"])
     assert "unknown: nonsense; there are traffic" in capsys.readouterr().err
-    wrong = rows.Table("t", "s", [rows.row("x", 1.0, 2.0)])
+    wrong = rows.Table("t", "s", [rows.row("x", "1.0", 2.0)])
     monkeypatch.setitem(tables.TABLES, "etap", lambda: wrong)
     assert tables.main(["etap"]) == 1
+    assert tables.main(["etap", "paged"]) == 1                          # not the last table alone
+    with pytest.raises(SystemExit):
+        tables.main(["etap", "--pictures", __file__])
+    assert "a folder is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["theorem-1", "theorem-2", "fp8"])
+def test_a_wrong_figure_fails_the_command(name, monkeypatch):
+    """A note beside a row is no excuse for it."""
+    quadratic = [N * N * 1e3 for N in growth.LENGTHS]
+    monkeypatch.setattr(growth, "memory_grows", lambda: dict.fromkeys(growth.CORES, quadratic))
+    monkeypatch.setattr(growth, "sweep", lambda: {n: [7] * len(growth.BUDGETS) for n in growth.CORES})
+    monkeypatch.setattr(tables.precision, "measured", lambda *_: {n: [1e9] * 4 for n in tables.precision.PRINTED})
+    assert tables.main([name]) == 1
 
 
 @pytest.mark.slow

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cases import DTYPES
-from test_kernels import judge, problem, solve
 
 import cuda_kernels
 from cuda_kernels import counts, registered
 from fa_ref.testing.problem import Result
 from fa_ref.testing.properties import PROPERTIES
 from fa_ref.testing.running import try_property
+from test_cases import DTYPES
+from test_kernels import judge, problem, solve
 
 pytestmark = pytest.mark.slow
 

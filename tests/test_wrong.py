@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from rich.table import Table
-from wrong import RIGHT, WRONG
 
 from fa_ref.testing import PROPERTIES, replay
 from fa_ref.testing.running import try_property
+from wrong import RIGHT, WRONG
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ def html(recording):
     sources = [source(code) for code in recording.functions]
     data = json.dumps(encoded(recording, sources), ensure_ascii=False, separators=(",", ":"))
     return Template(template).substitute(
-        css=css, js="\n".join(js), data=data.replace("</", "<\\/"), name=escape(sources[0].name),
+        css=css, js="\n".join(js), data=data.replace("<", "\\u003c"), name=escape(sources[0].name),
         file=escape(sources[0].file), count=len(recording), source="\n".join(map(listing, sources)))
 
 

@@ -15,12 +15,14 @@ function go(n) {
     matrix.show(step.memory[name], step.stored[name]);
     matrix.touch(step.accesses.filter(([which]) => which === index));
   });
-  names.forEach((part, fn) => { part.part.hidden = fn !== step.fn; });
+  names.forEach((panel, fn) => { panel.part.hidden = fn !== step.fn; });
   names[step.fn].show(step.held, step.names);
   const {read, written} = steps.at(-1);
   $("bytes").textContent = `read ${thousands(step.read)} of ${thousands(read)} bytes, ` +
     `written ${thousands(step.written)} of ${thousands(written)}`;
   summarise(step, n);
+  const touched = $("names").querySelector(".new") ?? $("memory").querySelector(".tile");
+  if (touched) reveal(touched, $("values"), 30, 30);
 }
 
 const thousands = number => number.toLocaleString("en");
@@ -28,8 +30,12 @@ const thousands = number => number.toLocaleString("en");
 function light(line) {
   document.querySelector("#source [aria-current]")?.removeAttribute("aria-current");
   line.setAttribute("aria-current", "step");
-  const panel = $("source"), place = line.getBoundingClientRect(), frame = panel.getBoundingClientRect();
-  const above = place.top - frame.top - 40, below = place.bottom - frame.bottom + 80;
+  reveal(line, $("source"), 40, 80);
+}
+
+function reveal(part, panel, over, under) {                   // scroll no more than it takes, with room around it
+  const place = part.getBoundingClientRect(), frame = panel.getBoundingClientRect();
+  const above = place.top - frame.top - over, below = place.bottom - frame.bottom + under;
   if (above < 0) panel.scrollTop += above;
   else if (below > 0) panel.scrollTop += below;
 }
@@ -38,6 +44,9 @@ function summarise(step, n) {
   const fn = data.functions[step.fn], label = fn.labels[step.line];
   const summary = $("summary");
   summary.replaceChildren();
+  const begins = step.call !== steps[n - 1]?.call, calls = data.calls.filter(([which]) => which === step.fn).length;
+  const call = data.calls.slice(0, step.call + 1).filter(([which]) => which === step.fn).length;
+  if (begins && calls > 1) make("b", summary, {textContent: `Call ${call} of ${calls} begins. `});
   make("b", summary, {textContent: `Step ${n + 1}, line ${fn.first + step.line}${label ? ": " + label : ""}.`});
   const told = kinds.map((kind, stores) => {
     const places = step.accesses.filter(access => access[1] === stores).map(place);
@@ -109,7 +118,8 @@ document.addEventListener("keydown", event => {
   actions[action]();
 });
 
-// Comments stand in a column of their own where there is room for the longest line.
+// Comments stand in a column of their own where there is room for the longest line: 7.25px a letter, 70px for numbers
+// and margin, and 64% of the page as in page.css.
 const longest = Math.max(...[...document.querySelectorAll("#source code")].map(line => line.textContent.length));
 new ResizeObserver(() => {
   const room = document.body.clientWidth * (matchMedia("(min-width: 50rem)").matches ? 0.64 : 1);

@@ -93,8 +93,10 @@ def change(before, value):
 
 def text(x):
     """What is shown for a value: 3 decimals, or 2 digits and an exponent; whole numbers as they are."""
+    if isinstance(x, str):
+        return x.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(x, slice):
-        return f"{x.start}:{x.stop}"
+        return f"{x.start}:{x.stop}" + (f":{x.step}" if x.step is not None else "")
     if hasattr(x, "shape"):                                         # recorder.Large
         return " × ".join(map(str, x.shape)) + f" {x.dtype}, not shown"
     if isinstance(x, float) and math.isfinite(x):

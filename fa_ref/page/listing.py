@@ -4,7 +4,6 @@ import ast
 import inspect
 import io
 import re
-import textwrap
 import tokenize
 from html import escape
 from pathlib import Path
@@ -27,8 +26,13 @@ def source(code):
     except OSError as error:
         raise TypeError(f"the source of {code.co_name} cannot be read ({error}): write the function into a file or a "
                         "notebook cell") from None
-    file = "/".join(Path(code.co_filename).parts[-2:])
-    return Source(code.co_name, file, first, textwrap.dedent("".join(lines)).splitlines())
+    indent = lines[0][:len(lines[0]) - len(lines[0].lstrip())]
+    lines = [line.rstrip("\n").removeprefix(indent) for line in lines]    # a string or a comment may stand further left
+    try:
+        ast.parse("\n".join(lines))
+    except SyntaxError:
+        raise TypeError(f"the source of {code.co_name} is no function by itself: write it with def") from None
+    return Source(code.co_name, "/".join(Path(code.co_filename).parts[-2:]), first, lines)
 
 
 def listing(source):
@@ -55,6 +59,9 @@ def comments(source):
     return begins
 
 
+STEP = re.compile(r"# (\(\d+\) .*?)(?: +\([bN\d][^()]*,[^()]*\))?$")         # words, then perhaps a shape: (br, bc)
+
+
 def labels(source):
     """For each line the numbered step that it belongs to, as "(3) load Kj, Vj", or "".
 
@@ -63,7 +70,7 @@ def labels(source):
     """
     found, label, alone = [], "", False
     for line in source.lines:
-        step = re.search(r"# (\(\d+\) .*?)(?:   *.*)?$", line)
+        step = STEP.search(line)
         if step:
             label, alone = step[1], line.lstrip().startswith("#")
         elif not line.strip() or not (alone or "#  " in line):

@@ -46,6 +46,7 @@ class Matrix {
     this.cells.forEach((row, r) => row.forEach((cell, c) => {
       const there = r < rows && c < columns;
       const text = there ? cells[r * columns + c] : "";
+      // a whole number gets four blanks, so that it stands above the digits before the point
       cell.textContent = decimals && /\d$|∞/.test(text) && !/[.e]/.test(text) ? text + "\u00a0".repeat(4) : text;
       cell.className = !there ? "none" : changed(r * columns + c) ? "new" : text === "nan" ? "nan" : "";
     }));
@@ -79,10 +80,10 @@ class Names {
     this.part = make("div", $("names"), {hidden: true});
     this.matrices = {};
     this.texts = {};
-    this.list(fn.counters.filter(name => !(name in fn.arrays)), "counters");
+    this.list(fn.counters.filter(name => !Object.hasOwn(fn.arrays, name)), "counters");
     const arrays = make("div", this.part, {className: "matrices"});
     for (const name in fn.arrays) this.matrices[name] = new Matrix(arrays, name, ...fn.arrays[name]);
-    this.list(fn.numbers.filter(name => !(name in fn.arrays)), "numbers");
+    this.list(fn.numbers.filter(name => !Object.hasOwn(fn.arrays, name)), "numbers");
   }
 
   list(names, className) {
@@ -97,12 +98,12 @@ class Names {
 
   show(held, changes) {
     for (const name in this.matrices) {
-      const value = held[name];
-      this.matrices[name].show(typeof value === "object" ? value : undefined, changes[name]);
+      const value = own(held, name);
+      this.matrices[name].show(typeof value === "object" ? value : undefined, own(changes, name));
     }
     for (const name in this.texts) {
-      this.texts[name].textContent = held[name] ?? "–";
-      this.texts[name].className = name in changes ? "new" : "";
+      this.texts[name].textContent = own(held, name) ?? "–";
+      this.texts[name].className = Object.hasOwn(changes, name) ? "new" : "";
     }
   }
 }

@@ -1,8 +1,11 @@
+// steps.js, matrices.js and controls.js become one script, in this order, and share their names.
 // Every step, with all that it shows: the data hold differences, see data.py.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = id => document.getElementById(id);
 
+// not what every object has by birth: a local name may be "constructor"
+const own = (object, name) => Object.hasOwn(object, name) ? object[name] : undefined;
 const steps = decoded();
 
 function decoded() {
@@ -16,13 +19,13 @@ function decoded() {
     }
     held[call] = applied(held[call], names);
     memory = applied(memory, stored);
-    return {line, fn, names, stored, accesses, read, written, memory, held: held[call]};
+    return {line, fn, call, names, stored, accesses, read, written, memory, held: held[call]};
   });
 }
 
 function applied(before, changes) {
   const after = {...before};
-  for (const name in changes) after[name] = value(before[name], changes[name]);
+  for (const name in changes) after[name] = value(own(before, name), changes[name]);
   return after;
 }
 

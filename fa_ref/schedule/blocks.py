@@ -1,6 +1,6 @@
 """Blocks on multiprocessors: the grid of FlashAttention-1 and that of FlashAttention-2.
 
-    fa1     a block does one head: its T tiles of queries against its T tiles of keys      grid (heads, batch)
+    fa1     a block does one head: its Tr tiles of queries against its Tc tiles of keys    grid (heads, batch)
     fa2     a block does one tile of queries of one head (Dao, 2307.08691, section 3.2)    grid (Tr, heads, batch)
 
 The unit of time is one pair of tiles. A block lasts as many as it visits: those that `Rule.kind` calls empty are

@@ -14,6 +14,7 @@ Limits. A unit does one task at a time, from start to end, and units of a kind a
 said to last, whatever else runs: no cache, no contention, no time to start it or to hand a result over.
 """
 
+import re
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
@@ -108,6 +109,9 @@ def checked(tasks, units):
             raise ValueError(f"task {task.what!r} lasts {task.duration}: 0 or more is needed, and less than forever")
         if task.kind not in units:
             raise ValueError(f"task {task.what!r} needs a {task.kind!r}, of which there are 0; there are {units}")
+        if isinstance(task.after, str):
+            raise TypeError(f"task {task.what!r} has after = {task.after!r}: a tuple of names is needed, "
+                            f"({task.after!r},)")
         if missing := [what for what in task.after if what not in place]:
             raise ValueError(f"task {task.what!r} waits for {missing[0]!r}, which is none of the {len(tasks)} tasks")
     graph = TopologicalSorter({n: [place[what] for what in task.after] for n, task in enumerate(tasks)})
@@ -128,9 +132,10 @@ def makespan(table):
     return max(row.end for row in table.rows)
 
 
-def of(table, kind):
+def units_of(table, kind):
     """The names of its units of this kind; of all units if kind is None."""
-    found = [unit for unit in table.units if kind in (None, unit, unit.rpartition(" ")[0])]
+    numbered = rf"{re.escape(kind or '')}( \d+)?"
+    found = [unit for unit in table.units if kind is None or re.fullmatch(numbered, unit)]
     if not found:
         raise ValueError(f"0 units of kind {kind!r} among the {len(table.units)}: {', '.join(table.units[:4])} …")
     return found
@@ -138,13 +143,13 @@ def of(table, kind):
 
 def busy(table, kind=None):
     """How long the units of this kind are at work, all together."""
-    units = set(of(table, kind))
+    units = set(units_of(table, kind))
     return sum(row.end - row.start for row in table.rows if row.unit in units)
 
 
 def utilisation(table, kind=None):
     """The part of the time, 0 to 1, in which the units of this kind (None: all) are at work, on average."""
-    time = len(of(table, kind)) * makespan(table)
+    time = len(units_of(table, kind)) * makespan(table)
     if not time:
         raise ValueError(f"the makespan is {makespan(table)}: no part of it can be told")
     return float(busy(table, kind) / time)

@@ -24,6 +24,7 @@ multiprocessor. All of softmax that is not exp comes before it. K and V are ther
 product, the rescaling of O, masks, and the start and end of a block cost nothing, so that real kernels are slower.
 """
 
+from itertools import chain
 from typing import NamedTuple
 
 from fa_ref.inputs import check_choice, check_whole
@@ -74,9 +75,9 @@ def tasks(T, c, ahead, in_turns):
         return [[("S", 0, w)], *(turn[::-1] if ahead else turn for turn in inner), [("PV", T - 1, w)]]
 
     a, b = turns("a"), turns("b")
-    order = [turn for both in zip(a, b, strict=True) for turn in both] if in_turns else a + b
-    found, issued = [], ()                                              # the product that was issued last
-    for product, j, w in (p for turn in order for p in turn):
+    order = [turn for pair in zip(a, b, strict=True) for turn in pair] if in_turns else a + b
+    issued, found = (), []                                              # the product issued last, if any; the tasks
+    for product, j, w in chain.from_iterable(order):
         this = f"{product}{j} {w}"
         if product == "S":
             softmax = (f"P{j - 1} {w}",) if j else ()
@@ -90,7 +91,9 @@ def tasks(T, c, ahead, in_turns):
 
 
 def bounds(name, T, c):
-    """{why: no schedule of this kind is shorter}, in clocks."""
+    """{why: no schedule of this kind is shorter}, in clocks. ValueError as `schedule`."""
+    check_choice("schedule", name, SCHEDULES)
+    check_whole("T", T, 1)
     ahead, _ = SCHEDULES[name]
     alone = T * (c.product + c.rest + c.exp) + c.product if ahead else T * (2 * c.product + c.rest + c.exp)
     return {"tensor core": 4 * T * c.product, "special functions": 2 * T * c.exp, "arithmetic": 2 * T * c.rest,
@@ -99,6 +102,7 @@ def bounds(name, T, c):
 
 def period(name, c):
     """Clocks from one tile of keys to the next, for a and b together, once a schedule is under way: a closed form."""
+    check_choice("schedule", name, SCHEDULES)
     ahead, in_turns = SCHEDULES[name]
     alone = c.product + c.rest + c.exp if ahead else 2 * c.product + c.rest + c.exp
     return max(4 * c.product, 2 * c.exp, 2 * c.rest, alone) if in_turns else 2 * max(2 * c.product, alone)

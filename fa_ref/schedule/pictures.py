@@ -7,7 +7,6 @@ import re
 
 from fa_ref.schedule.model import Table, makespan
 
-COLORS = ("#cfe1f5", "#fbdcb0", "#d3ebd0", "#e2d3f2", "#f6cfd0", "#cdeae8", "#e9e9e4")
 WIDTH, LEFT, RIGHT, LINE, TITLE, AXIS, LEGEND = 700, 130, 20, 22, 36, 46, 24
 LETTER = 6.6                                                            # about the width of one
 
@@ -29,13 +28,16 @@ class Gantt:
         from fa_ref import drawing
 
         tables = {"": tables} if isinstance(tables, Table) else tables
+        if not tables:
+            raise ValueError("0 tables: there is nothing to draw")
         self.label = label or (lambda row: row.what.split(",")[0])
         self.group = group or (lambda row: re.split(r"[,\d]", row.what)[0].strip())
         groups = list(dict.fromkeys(self.group(row) for table in tables.values() for row in table.rows))
-        self.colors = {name: COLORS[n % len(COLORS)] for n, name in enumerate(groups)}
+        self.colors = {name: drawing.COLORS[n % len(drawing.COLORS)] for n, name in enumerate(groups)}
+        self.colors["waits"] = "#ffffff"
         end = max(map(makespan, tables.values()))
         self.scale = float((WIDTH - LEFT - RIGHT) / (end or 1))
-        places, lines = self.legend(groups)
+        places, lines = self.legend([*groups, "waits"])
         height = sum(TITLE + LINE * len(table.units) for table in tables.values()) + AXIS + LEGEND * lines
         self.sheet, self.faint = drawing.Sheet(height, WIDTH), drawing.FAINT
         top = 0
@@ -65,10 +67,10 @@ class Gantt:
         """Ticks at round numbers."""
         from matplotlib.ticker import MaxNLocator
 
-        for tick in MaxNLocator(8, integer=True).tick_values(0, end):
+        for tick in MaxNLocator(8, integer=end >= 2).tick_values(0, end):
             if tick <= end:
                 self.box(LEFT + tick * self.scale, top - 4, 0, 5, "none")
-                self.text(LEFT + tick * self.scale, top + 10, f"{tick:,.0f}", size=11)
+                self.text(LEFT + tick * self.scale, top + 10, f"{tick:,g}", size=11)
         self.text((LEFT + WIDTH - RIGHT) / 2, top + 26, time, color=self.faint)
 
     @staticmethod

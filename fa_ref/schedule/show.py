@@ -2,6 +2,8 @@
 
 import argparse
 
+from rich.markup import escape
+
 from fa_ref.schedule import blocks, overlap, warps
 from fa_ref.schedule.model import busy, makespan, tail, utilisation, waits, waves
 from fa_ref.terminal import console, tabled
@@ -34,8 +36,13 @@ def filled(head, lines, left=1):
         if line is None:
             shown.add_section()
         else:
-            shown.add_row(*(cell if isinstance(cell, str) else f"{cell:,.0f}" for cell in line))
+            shown.add_row(*(escape(cell) if isinstance(cell, str) else number(cell) for cell in line))
     return shown
+
+
+def number(x):
+    """A number with commas; whole if it is, else with two digits after the point."""
+    return f"{x:,.0f}" if x == int(x) else f"{x:,.2f}"
 
 
 def rows(table):

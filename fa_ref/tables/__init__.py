@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from fa_ref.tables import arithmetic, flashmask, growth, precision, traffic, work
-from fa_ref.tables.rows import DIFFERS, ONLY_OURS
+from fa_ref.tables.rows import DIFFERS, LEGEND, ONLY_OURS
 from fa_ref.terminal import console, tabled
 
 TABLES = {
@@ -37,10 +37,13 @@ def main(argv=None):
     options = parser.parse_args(argv)
     if unknown := set(options.names) - set(TABLES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    if options.pictures and options.pictures.exists() and not options.pictures.is_dir():
+        parser.error(f"--pictures {options.pictures}: a folder is needed, this is a file")
     good = True
     for table in made(options.names or TABLES, options.quick):
         console.print(shown(table))
-        good &= all(row.verdict != DIFFERS or row.why for row in table.rows)
+        good &= all(row.verdict != DIFFERS or row.known for row in table.rows)
+    console.print(f"\n{LEGEND}", style="dim", highlight=False)
     if options.pictures:
         from fa_ref.tables import pictures
         options.pictures.mkdir(parents=True, exist_ok=True)
@@ -58,7 +61,7 @@ def made(names, quick=False):
 
 def shown(table):
     """A table for the terminal."""
-    grid = tabled("", "paper", "ours", "", "", right=(1, 2), title=f"[bold]{table.title}[/]\n{table.source}",
+    grid = tabled("", "paper", "ours", "verdict", "why", right=(1, 2), title=f"[bold]{table.title}[/]\n{table.source}",
                   title_justify="left", title_style="", caption=table.note or None, caption_justify="left",
                   caption_style="")
     for row in table.rows:

@@ -44,7 +44,7 @@ class Report:
 
     def __str__(self):
         """The table and the failures, without colours."""
-        console = Console(width=110, color_system=None, force_terminal=False)
+        console = Console(width=110, color_system=None, force_terminal=False, force_jupyter=False)
         with console.capture() as capture:
             self.print(console)
         return capture.get()
