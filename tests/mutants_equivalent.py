@@ -38,12 +38,16 @@ EQUIVALENT = {
     ("fa2", "dQ = np.zeros_like(Q, shape=(Nq, d), dtype=wide)", "shape=(Nq, d) → (left out)"): SAME_SHAPE,
     ("fa2", "l = np.zeros(len(Qi), wide)", "np.zeros → np.ones"): FIRST_ALPHA,
     ("fa2", "for i in range(Tr):", "range(Tr) → range(Tr + 1)"): EMPTY_TAIL,
-    ("fp8", "return values.astype(np.float32) * spread(scales, values.shape, granularity)",
+    ("fp8", "return values.astype(np.float32) * spread(np.asarray(scales, np.float32), values.shape, granularity)",
      "values.astype(np.float32) → values"): OTHER_WIDENS,
     ("fp8", "Y = Y * signs.astype(Y.dtype)", "Y * signs.astype(Y.dtype) → Y / signs.astype(Y.dtype)"):
         "equivalent because to divide by 1 or −1 is to multiply by it",
-    ("fa3_fp8", "V_before, sV_before = np.zeros((0, dv), wide), 1", "1 → 2"): NOTHING_WAITS,
-    ("fa3_fp8", "V_before, sV_before = np.zeros((0, dv), wide), 1", "1 → 0"): NOTHING_WAITS,
+    ("fa3_fp8", "sV_before = 1", "1 → 2"): NOTHING_WAITS,
+    ("fa3_fp8", "sV_before = 1", "1 → 0"): NOTHING_WAITS,
+    ("fp8", "if isinstance(sV, np.ndarray) and Nk and float(sV.max()) * largest * stretch * Nk > FLOAT32_MAX:",
+     "float(sV.max()) * largest * stretch * Nk > FLOAT32_MAX → "
+     "float(sV.max()) * largest * stretch * Nk >= FLOAT32_MAX"):
+        "equivalent because no scale of float32 times these whole numbers is the largest float32 itself",
     ("heads", "live_dL = None if dlse is None else np.where(live_queries, dL, 0)", "0 → 1"):
         "equivalent because P is 0 in a row without keys, and any finite number times that is 0",
     ("heads", "statistics = (np.ones_like(L), L) if core is fa1 else (L,)", "np.ones_like → np.zeros_like"):

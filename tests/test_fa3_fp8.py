@@ -313,7 +313,8 @@ def test_bad_input_is_refused(change, error, message):
     Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
     given = {**fp8.prepare(Q, K, V, 2, 2)._asdict(), "rule": Rule(8, 8, scale=0.5), "Br": 2, "Bc": 2, "stretch": 256.0,
              "dtype": np.float32}
-    fa3_fp8.forward_head(**given)
+    for stretch in (1e-3, 256.0, 448.0):
+        fa3_fp8.forward_head(**given | {"stretch": stretch})
     (name, changed), = change.items()
     with pytest.raises(error, match=message):
         fa3_fp8.forward_head(**given | {name: changed(given[name])})
@@ -321,6 +322,8 @@ def test_bad_input_is_refused(change, error, message):
 
 def test_a_V_that_would_overflow_is_refused():
     Q = np.ones((4, 2), np.float32)
-    head = fp8.prepare(Q, Q, np.full((4, 2), 1e36, np.float32), 2, 2)
+    V = np.ones((4, 2), np.float32)
+    V[0] = 1e36                                                         # one tile is enough
+    head = fp8.prepare(Q, Q, V, 2, 2)
     with pytest.raises(ValueError, match=r"V reaches ±1e\+36: 256 times the sum of 4 such rows is beyond float32"):
         fa3_fp8.forward_head(*head, Rule(4, 4, scale=1.0), 2, 2)

@@ -516,6 +516,9 @@ def test_a_picture_has_a_box_for_every_row_where_it_belongs(tmp_path):
     words = [text.get_text() for text in drawn.sheet.axes.texts]
     assert words.count("S0 a") == 2 and "rest0 a" not in words          # which would not fit
 
+    fixed = pictures.Gantt(table, colors={"S": "#123456"}).colors
+    assert fixed == drawn.colors | {"S": "#123456"} != drawn.colors
+
     for name in ("a.svg", "b.svg"):
         gantt(table, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

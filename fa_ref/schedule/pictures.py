@@ -16,7 +16,8 @@ def gantt(tables, path, **how):
 
     group, label: functions of a Row. Rows of one group have one color; by default a group is what stands before the
     first comma or number of a task's name, and a label is what stands before its first comma. A label that does not
-    fit into its box is left out. time: what stands below the axis.
+    fit into its box is left out. colors: {group: color} for groups that look the same in several pictures. time: what
+    stands below the axis.
     """
     Gantt(tables, **how).save(path)
 
@@ -24,7 +25,7 @@ def gantt(tables, path, **how):
 class Gantt:
     """The picture that `gantt` saves."""
 
-    def __init__(self, tables, *, group=None, label=None, time="time"):
+    def __init__(self, tables, *, group=None, label=None, colors=None, time="time"):
         from fa_ref import drawing
 
         tables = {"": tables} if isinstance(tables, Table) else tables
@@ -34,6 +35,7 @@ class Gantt:
         self.group = group or (lambda row: re.split(r"[,\d]", row.what)[0].strip())
         groups = list(dict.fromkeys(self.group(row) for table in tables.values() for row in table.rows))
         self.colors = {name: drawing.COLORS[n % len(drawing.COLORS)] for n, name in enumerate(groups)}
+        self.colors |= colors or {}
         self.colors["waits"] = "#ffffff"
         end = max(map(makespan, tables.values()))
         self.scale = float((WIDTH - LEFT - RIGHT) / (end or 1))
