@@ -1,0 +1,168 @@
+"""Claims about FlashAttention that are in circulation, and what settles them: writes docs/claims.md.
+
+    python docs/claims.py           run what is computed (about ten seconds) and write the page
+    python docs/claims.py --run     only run it: what each function returns, and the time it took
+
+The claims are in docs/claims/, one TOML file per topic, written and reviewed by hand; most_harmful.toml has those that
+mislead most. What is computed for them is in docs/evidence/. A claim has these fields:
+
+    id            its letter says which text it is from, see SOURCES
+    says          the claim, translated and shortened
+    verdict       one of VERDICTS
+    because       what settles it: a section of a paper, or a release of the official code
+    run           functions of docs/evidence/ that compute something about it, if there are any
+    see           links, as seen from docs/, and `names` of files and tests
+    unmeasured    true if only a measurement on a GPU could show it and this repository has none
+"""
+
+import re
+import sys
+import time
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "claims.md"
+VERDICTS = {"correct": "Correct.", "imprecise": "Imprecise.", "wrong": "Wrong.", "unverifiable": "Cannot be verified."}
+SOURCES = {
+    "A": "a blog post in Russian, “Flash Attention-2”",
+    "B": "an article in Hebrew of the wiki systems-analysis.info, “FlashAttention-2 (HE)”",
+    "C": "a section of a book in Chinese, “4.3 FlashAttention-2 与 FlashAttention-3 演进” (the development of both)",
+}
+HEAD = """\
+# Claims in circulation
+
+Three public texts that explain FlashAttention-2 and 3 were taken apart, claim by claim. This page says what holds.
+
+{sources}
+
+Claims are translated and shortened. Their numbers are ours: the letter is the text, the number the place in it. FA1,
+FA2 and FA3 are the papers ([bibliography](bibliography.md)); v1.0.9 and v2.0.0 are releases of the official code.
+
+- **Correct.** A source says so.
+- **Imprecise.** The core is right; a detail is wrong, or nothing supports it.
+- **Wrong.** A source says otherwise.
+- **Cannot be verified.** No source says so or otherwise.
+
+{table}
+
+For {shown} claims something is computed, and what came out stands below. For {counted} of them it is *counted*, by
+this repository's own code; for {arithmetic} it is *arithmetic* on numbers that the papers print. Our loops and kernels
+follow the papers, so a count shows what the described algorithm does, not what a release of the official code does.
+The functions are in `docs/evidence/`; each asserts what it says.
+
+"Not yet measured here" stands where only a GPU could show it, and this repository has no such measurement. Its teaching
+kernels were measured, but no row of [what each kernel costs](verification.md#what-each-kernel-costs) is about the
+speed of the official kernels.
+
+`python docs/claims.py` writes this page.
+"""
+
+
+class Claim(NamedTuple):
+    """One claim: see the docstring of the module."""
+
+    id: str
+    says: str
+    verdict: str
+    because: str
+    run: tuple[str, ...] = ()
+    see: tuple[str, ...] = ()
+    unmeasured: bool = False
+
+
+def topics():
+    """{title: [Claim]} in the order of the files."""
+    files = [tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(DOCS.glob("claims/[0-9]*.toml"))]
+    return {file["title"]: [Claim(**entry) for entry in file["claim"]] for file in files}
+
+
+def claims():
+    """All Claims, in the order of the page."""
+    return [claim for topic in topics().values() for claim in topic]
+
+
+def harmful():
+    """[(ids, the correction)], the worst first."""
+    file = tomllib.loads((DOCS / "claims" / "most_harmful.toml").read_text(encoding="utf-8"))
+    return [(error["ids"], error["right"]) for error in file["error"]]
+
+
+def computed():
+    """{name of a function: (the line that it returns, "counted" or "arithmetic")} of all that claims name."""
+    from evidence import EVIDENCE
+
+    names = dict.fromkeys(name for claim in claims() for name in claim.run)
+    return {name: (EVIDENCE[name][0](), EVIDENCE[name][1]) for name in names}
+
+
+def text(evidence=None):
+    """The whole page. evidence: what `computed` returns, if it has run already."""
+    evidence = evidence or computed()
+    told = Counter(kind_of(claim, evidence) for claim in claims() if claim.run)
+    sources = "\n".join(f"- **{letter}**: {name}" for letter, name in SOURCES.items())
+    parts = [HEAD.format(sources=sources, table=table(), shown=told.total(), **told), "## The most harmful errors\n"]
+    parts += [f"{n}. {', '.join(f'[{i}](#{i.lower()})' for i in ids)}: {right}" for n, (ids, right) in
+              enumerate(harmful(), start=1)]
+    for title, topic in topics().items():
+        parts.append(f"\n## {title}\n")
+        parts.append("\n\n".join(entry(claim, evidence) for claim in topic))
+    return "\n".join(parts) + "\n"
+
+
+def kind_of(claim, evidence):
+    """"counted" if anything was counted for it, else "arithmetic"."""
+    return "counted" if any(evidence[name][1] == "counted" for name in claim.run) else "arithmetic"
+
+
+def entry(claim, evidence):
+    """One claim as text."""
+    lines = [f"### {claim.id}", f"> {claim.says}", f"**{VERDICTS[claim.verdict]}** {claim.because}"]
+    for name in claim.run:
+        line, kind = evidence[name]
+        lines.append(f"*{kind.capitalize()}* (`{name}`): {line}.")
+    if claim.unmeasured:
+        lines.append("*Not yet measured here.*")
+    if claim.see:
+        lines.append("See " + ", ".join(map(linked, claim.see)) + ".")
+    return "\n\n".join(lines)
+
+
+def linked(name):
+    """A link to a file or a test that stands between backticks; anything else as it is."""
+    return re.sub(r"^`([\w/.]+)(::\w+)?`$", r"[`\1\2`](../\1)", name)
+
+
+def table():
+    """How many claims of each text got which verdict."""
+    found = Counter((claim.id[0], claim.verdict) for claim in claims())
+    rows = [["text", *(words.rstrip(".").lower() for words in VERDICTS.values()), "all"],
+            ["---", *["---:"] * (len(VERDICTS) + 1)]]
+    for letter in SOURCES:
+        numbers = [found[letter, verdict] for verdict in VERDICTS]
+        rows.append([letter, *numbers, sum(numbers)])
+    rows.append(["all", *(sum(row[n] for row in rows[2:]) for n in range(1, len(VERDICTS) + 2))])
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
+
+
+def write():
+    """Write the page."""
+    PAGE.write_text(text(), encoding="utf-8")
+
+
+def run():
+    """Run what is computed, and print it."""
+    from evidence import EVIDENCE
+
+    for name, (function, kind) in EVIDENCE.items():
+        began = time.perf_counter()
+        line = function()
+        print(f"{time.perf_counter() - began:5.2f} s  {kind:10}  {name}: {line}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in ([], ["--run"]):
+        sys.exit(__doc__)
+    run() if sys.argv[1:] else write()
