@@ -16,7 +16,7 @@ NOTEBOOKS := $(VENV)/.notebooks
 GPU       := $(VENV)/.gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help tour dev test quick lint debug debug-kernel lab bench gpu sanitize mutants lock clean
+.PHONY: help tour dev test quick lint debug debug-kernel lab notebooks docs bench gpu sanitize mutants lock clean
 
 help:  ## this table
 	@echo "FlashAttention you can read, step through, measure and trust."
@@ -54,6 +54,12 @@ debug-kernel: $(CORE)  ## the same in a GPU kernel, without a GPU: cuda_kernels/
 lab: $(NOTEBOOKS)  ## JupyterLab in this folder
 	@$(RUN) -m jupyterlab
 
+notebooks: $(DEV)  ## run the notebooks from their sources and write the .ipynb anew (2 minutes)
+	@$(RUN) notebooks/build.py
+
+docs: $(DEV)  ## the site: side by side, notebooks, API, players and all pages, offline (2 minutes)
+	@$(RUN) docs/site/build.py
+
 bench: $(DEV)  ## time and memory of the loops, as ratios to standard attention and to torch; simulator, ledger, player
 	@$(RUN) -m fa_ref bench && FA_REF_CUDA=sim $(RUN) -m cuda_kernels speed
 	@$(RUN) -m pytest -q -s tests/test_player.py tests/test_player_page.py -k "megabytes or within_a_second"
@@ -83,7 +89,7 @@ lock:  ## write constraints.txt anew: the newest versions that pyproject.toml al
 
 clean:  ## remove what make made: .venv and caches
 	rm -rf $(VENV) $(VENV)-lock build *.egg-info .hypothesis .pytest_cache .ruff_cache
-	find fa_ref cuda_kernels tests -name __pycache__ -prune -exec rm -rf {} +
+	find fa_ref cuda_kernels tests docs notebooks -name __pycache__ -prune -exec rm -rf {} +
 
 $(CORE): pyproject.toml constraints.txt
 	@found=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null || echo missing); \
@@ -96,8 +102,8 @@ $(CORE): pyproject.toml constraints.txt
 	@touch $@
 
 $(DEV): $(CORE)
-	@echo "== installing what the tests need: pytest, ruff, torch (200 MB or more, once)"
-	@$(PIP) '.[dev,docs]' $(SHOW)
+	@echo "== installing what the tests need: pytest, ruff, JupyterLab, Sphinx, torch (200 MB or more, once)"
+	@$(PIP) '.[dev,docs,notebooks]' $(SHOW)
 	@touch $@
 
 $(GPU): $(DEV)

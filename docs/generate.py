@@ -4,6 +4,7 @@
     python docs/generate.py kit [examples]      verification: every property on every NumPy loop (10,000: 15 minutes)
     python docs/generate.py bench               verification: the ratios of `make bench` on this machine
     python docs/generate.py papers              papers: the papers' figures beside ours, with pictures (3 minutes)
+    python docs/generate.py claims              claims: those in circulation, and what is computed for them (10 seconds)
     python docs/generate.py warps               gpu: split-K against split-Q, counted in the simulator
     python docs/generate.py planted             verification: faults planted in the kernels, and who caught them
     python docs/generate.py gpu FILE …          verification: what `make gpu` saved, possibly in several runs
@@ -21,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
 
+import claims
 import marks
 import numpy as np
 
@@ -85,7 +87,7 @@ def papers():
     """Every table of `python -m fa_ref tables`."""
     told = []
     for table in tables.made(tables.TABLES):
-        told.append(f"### {table.title}\n\n{table.source}.\n\n" + markdown(
+        told.append(f"## {table.title}\n\n{table.source}.\n\n" + markdown(
             ["", "paper", "ours", "verdict", "why"], [map(escaped, row[:5]) for row in table.rows], numbers=(1, 2)))
         told.append(table.note)
     marks.fill(ROOT / "docs" / "papers.md", "papers", "\n\n".join(filter(None, told)))
@@ -167,8 +169,8 @@ def markdown(head, rows, numbers=()):
 
 
 if __name__ == "__main__":
-    commands = {"coverage": coverage, "kit": kit, "bench": bench, "papers": papers, "warps": warps, "planted": planted,
-                "gpu": gpu, "dram": dram, "sanitize": sanitize}
+    commands = {"coverage": coverage, "kit": kit, "bench": bench, "papers": papers, "claims": claims.write,
+                "warps": warps, "planted": planted, "gpu": gpu, "dram": dram, "sanitize": sanitize}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Chromium without a window, for the tests of the player's page."""
+"""Chromium without a window, for the tests of the player's page and of the site."""
 
 import json
 import os
