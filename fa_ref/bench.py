@@ -4,7 +4,8 @@
 
 One head, float32, d = 64. Memory is what is allocated at the peak beyond inputs and outputs (tracemalloc). Time is the
 fastest of five rounds; in a round everything runs once, so that a busy moment of the machine hits all alike. torch's
-attention on the CPU, if torch is installed, is the peer that nobody here wrote. Takes about half a minute.
+attention on the CPU, if torch is installed, is the peer that nobody here wrote. Takes about three minutes, most of them
+for the errors in 8 bits.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from rich.table import Table
 from fa_ref import fa1, fa2, standard
 from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
+from fa_ref.tables import precision, traffic
 from fa_ref.terminal import console
 
 ROUNDS = 5
@@ -69,6 +71,12 @@ def main(argv=None):
     ratio(f"extra memory, N = {long} to {short}", memory[best, long], memory[best, short], 1.2)
     for tile in (32, 64):
         ratio(f"time, fa1 metered to plain, {tile}×{tile}", *metering(tile), 10)
+    console.print("the papers' tables")
+    ratio("seconds, traffic of FA1, Figure 2", seconds(traffic.figure_2_middle), 1, 60)
+    with Progress(console=console, transient=True) as progress:
+        quick, full = (seconds(lambda q=q: precision.errors_table(q, progress)) for q in (True, False))
+    ratio("seconds, errors in 8 bits, --quick", quick, 1, 30)
+    ratio("seconds, errors in 8 bits, 4 draws", full, 1, 360)
     return 0
 
 
@@ -125,4 +133,4 @@ def megabytes(n):
 def ratio(what, a, b, most):
     """One ratio beside what it is meant to be at most."""
     verdict = "met" if a / b <= most else "not met in this run (times depend on what else the machine does)"
-    console.print(f"  {what:34} {a / b:6.3f}   at most {most}: {verdict}")
+    console.print(f"  {what:34} {a / b:7.3f}   at most {most}: {verdict}")
