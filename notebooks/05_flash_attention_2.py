@@ -316,7 +316,7 @@ assert float(re.search(r"is (\S+) times the bound", report.failures[0].detail)[1
 print(report)
 
 # %% [markdown]
-# An error of 5.97e+13 times its bound is no rounding error: the number is simply wrong.
+# An error of more than 10¹⁰ times its bound is no rounding error: the number is simply wrong.
 #
 # <details><summary>For who has time: the kit's problem again</summary>
 #

@@ -34,7 +34,8 @@ from course.pictures import figure
 from cuda_kernels import simulator
 from detective import case4
 from exercises import nb09
-from exercises.kernels import barriers, beside, noted, numbered, session, without
+from exercises.kernels import noted
+from exercises.nb09_shown import barriers, beside, numbered, session, without
 from fa_ref.debug import tiny
 
 # %% [markdown]

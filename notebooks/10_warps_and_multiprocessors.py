@@ -9,8 +9,8 @@
 # %% [markdown]
 # # 10 Warps and multiprocessors
 #
-# **Claim.** FlashAttention-2 changed who does what. Its blocks are smaller and more, so that all multiprocessors have
-# work. And its warps have rows of their own, so that they have nothing to tell each other.
+# **Claim.** FlashAttention-2 changed who does what. It has more blocks, and smaller ones, so that all multiprocessors
+# have work. And its warps have rows of their own, so that they have nothing to tell each other.
 #
 # Time: about 40 minutes. Before: [05](05_flash_attention_2.ipynb) and [09](09_from_loops_to_threads.ipynb). You need:
 # what a block, a thread and a barrier are. No GPU: what is counted here is counted in a simulator, and what takes time
@@ -359,8 +359,8 @@ nb10.meet(meet)
 #
 # - A block for each tile of queries, and not for each head: that keeps all multiprocessors busy when sequences are long
 #   and few. A started wave takes as long as a full one.
-# - FlashAttention-1 cuts a tile by keys, and its warps must meet. FlashAttention-2 cuts it by queries, and they need
-#   not.
+# - FlashAttention-1 cuts a tile by keys, and its warps must meet. FlashAttention-2 cuts it by queries, and its warps
+#   need not.
 # - Split-K is not wrong as such. With one query there is nothing else to cut, and Flash-Decoding does it across blocks.
 #
 # More: [docs/schedule.md](../docs/schedule.md), [docs/gpu.md](../docs/gpu.md#warps-that-share-a-tile).

@@ -415,8 +415,8 @@ assert found["both"] == 1 and found["ping-pong"] == 0.8 and 2 * G + E + R == 128
 #
 # **What the model is not.** It predicts no runtime: barriers, starting a product, rescaling, the start and the end of
 # a block cost nothing in it. The paper measured 570 TFLOP/s before ping-pong, 620 to 640 with it, and 661 with both,
-# out of 989. Serial before ping-pong is also the model's order. Between ping-pong and both it sees no difference here;
-# the paper does. And the 100% is not real. The paper also tried a third stage, in which softmax lags
+# out of 989. The model, too, puts ping-pong above serial. Between ping-pong and both it sees no difference here; the
+# paper does. And the 100% is not real. The paper also tried a third stage, in which softmax lags
 # behind too: it was slower.
 
 # %% [markdown]

@@ -9,8 +9,8 @@
 # %% [markdown]
 # # 12 Eight bits
 #
-# **Claim.** Attention survives inputs of 8 bits if scales put the numbers where the format has its own, and P is
-# stretched. A rotation of Q and K helps where there are outliers; where there are none it changes little.
+# **Claim.** Attention survives inputs of 8 bits if scales bring the numbers into the range of the format, and P
+# is stretched. A rotation of Q and K helps where there are outliers; where there are none it changes little.
 #
 # Time: about 40 minutes. Before: [11](11_flash_attention_3.ipynb). You need: powers of two.
 

@@ -22,7 +22,7 @@ EXPECTED = {f"{letter}-{n}" for letter, most in (("A", 25), ("B", 33), ("C", 39)
 PAGE = claims.PAGE.read_text(encoding="utf-8")
 CLAIMS = claims.claims()
 SOURCE = re.compile(r"FA\d|v\d\.\d|README|arXiv|\bpapers?\b|\bauthors?\b|official|NVIDIA|CUDA programming guide|"
-                    r"PyTorch's|Transformers|see C-2")
+                    r"PyTorch's|Transformers")
 
 
 # --- the claims -----------------------------------------------------------------------------------------------

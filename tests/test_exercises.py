@@ -1,4 +1,7 @@
-"""The exercises cannot be fooled: stubs fail, solutions pass, wrong answers are rejected, bad manners get a line."""
+"""The exercises tell right from wrong: stubs fail, solutions pass, wrong answers and bad manners get a line.
+
+Who wants to cheat can: an answer runs in the same Python as its check.
+"""
 
 import importlib
 import re
@@ -137,7 +140,7 @@ MANNERS = [
     (lambda x: None, "returned None"),
     (lambda x: [2.0], "must be an array, got a list"),
     (lambda x: "two", "got a str"),
-    (lambda x: (x, x), r"must return 1 things \(y\), got a tuple of 2"),
+    (lambda x: (x, x), r"must return 1 thing \(y\), got a tuple of 2"),
     (lambda x: 2 * x[:, None], r"must have shape \(1,\), got \(1, 1\)"),
     (lambda x: x * np.nan, r"y\[0\] is nan, expected 2"),
     (lambda x: 2 * x.astype(complex), "real numbers, got dtype complex128"),

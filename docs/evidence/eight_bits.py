@@ -35,15 +35,14 @@ def fp8_halves_bytes_not_work(bytes_ratio=2, flops_ratio=1):
 
 @counted
 def products_in_8_bits(inputs="float8_e4m3fn", statistics="float32"):
-    """dtypes of FlashAttention-3 in FP8: of what goes into products (P: its rounding is watched), and of sums."""
+    """dtypes of what goes into the products of FlashAttention-3 in FP8 (P: its rounding is watched), and of O and L."""
     _, head = fp8_head()
     with mock.patch.object(fa3_fp8, "rounded", wraps=fa3_fp8.rounded) as rounding:
         O, L = fa3_fp8.forward_head(*head, Rule(64, 64, scale=32**-0.5), 16, 16)
     of_P = {call.args[1] for call in rounding.call_args_list}
     same({np.dtype(x).name for x in (*(x.dtype for x in head[:3]), *of_P)}, {inputs})
     same({O.dtype.name, L.dtype.name}, {statistics})
-    return (f"Q, K, V and P go into the products as {inputs}, sums and L are {statistics}, and no step in between is "
-            "bfloat16")
+    return f"Q, K, V and P go into the products as {inputs}; O and L come out as {statistics}"
 
 
 @counted

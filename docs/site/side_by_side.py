@@ -87,7 +87,7 @@ def table(page):
     for n, between in sorted({place for places, _ in sides for place in places}):
         title = "" if between else f'<h2 id="step-{n}">({n}) {escape(words[n])}</h2>'
         what = f"step {n}" if not between else f"after step {n}" if n else "before the first step"
-        cells = [cell(places.get((n, between)), f"{name}, {what}") 
+        cells = [cell(places.get((n, between)), f"{name}, {what}")
                  for (places, _), name in zip(sides, names, strict=True)]
         rows.append(f'<section class="step{" between" if between else ""}">{title}<div class="row">'
                     f'{"".join(cells)}</div></section>')

@@ -6,7 +6,8 @@
     pictures.py     matrices with their tiles, the first wrong tile, pictures with a text for who cannot see them
     sources.py      the source of a function, whole or from one numbered step to another
 
-The exercises of notebook NN are in `exercises/nbNN.py`, answers to them in `solutions/nbNN.py`.
+The exercises of notebook NN are in `exercises/nbNN.py` (beside them what several share), answers to them in
+`solutions/nbNN.py`.
 """
 
 from course.pictures import matrix, show

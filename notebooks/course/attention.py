@@ -6,7 +6,7 @@ code with the loops; the bounds are computed for every element.
 
 import numpy as np
 
-from course.checking import Case
+from course.checking import Case, number
 from fa_ref.testing import Problem, oracle, tolerance
 
 SIZES = [  # Nq, Nk, d, dv, Br, Bc: smallest first; ragged ends, tiles larger than the sequence, Nq ≠ Nk both ways
@@ -33,11 +33,6 @@ def problems(sizes=SIZES, seed=0, draws=3, big=30.0, **options):
             yield what, Problem(q, k, v, block_q=Br, block_k=Bc, **options)
 
 
-def number(n, one, many):
-    """'1 query', '3 queries'."""
-    return f"{n} {one if n == 1 else many}"
-
-
 def solved(problem):
     """({"O": (Nq, dv), "L": (Nq,)} of the one head, the same for the bounds)."""
     truth, bound = oracle.solve(problem), tolerance.bounds(problem)
@@ -57,3 +52,8 @@ def cases(arguments, **how):
 def head(problem):
     """Q (Nq, d), K (Nk, d), V (Nk, dv) of a Problem of one head."""
     return problem.q[0, 0], problem.k[0, 0], problem.v[0, 0]
+
+
+def tiled(problem):
+    """{"Q": …, "K": …, "V": …, "Br": …, "Bc": …}: what a loop over tiles is called with."""
+    return dict(zip("QKV", head(problem), strict=True)) | {"Br": problem.block_q, "Bc": problem.block_k}

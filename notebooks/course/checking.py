@@ -30,7 +30,7 @@ BUDGET = 8.0                # for all calls of one check
 class Case:
     """What to call an answer with. what: in words. args: {name of the parameter: value}, passed by position.
 
-    truth: whatever the judge needs to know about the case; the answer never sees it.
+    truth: whatever the judge needs to know about the case; the answer is not given it.
     """
 
     what: str
@@ -96,26 +96,30 @@ def check(answer, cases, judge, *, seconds=SECONDS, budget=BUDGET):
     if complaint:
         return Verdict(False, complaint)
     stop_at = time.monotonic() + budget
-    for number, case in enumerate(cases):
-        if time.monotonic() > stop_at:
-            return Verdict(False, f"Too slow: {budget:g} s were up after {number} of {len(cases)} cases, all right so "
-                                  "far.", case)
-        wrong = tried(answer, case, judge, min(seconds, max(0.1, stop_at - time.monotonic() + 0.5)))
+    for tried_before, case in enumerate(cases):
+        left = stop_at - time.monotonic()
+        try:
+            if left < 0:
+                raise TookTooLong
+            wrong = tried(answer, case, judge, min(seconds, left + 0.5))
+        except TookTooLong:
+            if left + 0.5 < seconds:
+                return Verdict(False, f"Too slow: {budget:g} s were up after {tried_before} of {len(cases)} cases, all "
+                                      "right so far.")
+            return Verdict(False, f"It did not return within {seconds:g} s. Is there a loop that never ends?", case)
         if wrong:
             return Verdict(False, wrong.line, case if wrong.shown else None, wrong.figure, wrong.alt)
     return Verdict(True, "ok: right." if len(cases) == 1 else f"ok: right in all {len(cases)} cases.")
 
 
 def tried(answer, case, judge, seconds):
-    """One call: a Wrong, or None."""
+    """One call: a Wrong, or None; TookTooLong after so many seconds."""
     args = copy.deepcopy(case.args)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             with time_limit(seconds):
                 returned = answer(*args.values())
-        except TookTooLong:
-            return Wrong(f"It did not return within {seconds:.0f} s. Is there a loop that never ends?")
         except NotImplementedError as error:
             return Wrong(f"Not written yet{': ' if str(error) else ''}{error}.".replace("..", "."), shown=False)
         except KeyboardInterrupt:
@@ -125,6 +129,8 @@ def tried(answer, case, judge, seconds):
     changed = [name for name, before in case.args.items() if not same(before, args[name])]
     if changed:
         return Wrong(f"It changed its input {', '.join(changed)}. Work on a copy, or make a new array.")
+    if returned is None:
+        return Wrong("It returned None. Does it end with a return?")
     try:
         wrong = judge(case, returned)
     except Exception as error:                                       # an answer so odd that nobody thought of it
@@ -132,7 +138,7 @@ def tried(answer, case, judge, seconds):
                      f"({type(error).__name__}: {error}).")
     if wrong and warned:
         said = dict.fromkeys(str(w.message) for w in warned)
-        wrong = replace(wrong, line=f"{wrong.line}\nPython warned on the way: {'; '.join(said)}.")
+        wrong = replace(wrong, line=f"{wrong.line}\nPython warned on the way: {'; '.join(said).rstrip('.')}.")
     return wrong
 
 
@@ -182,6 +188,16 @@ def written(args):
         else:
             lines.append(f"  {name} = {value!r}")
     return "\n".join(lines)
+
+
+def number(n, one, many):
+    """'1 query', '3 queries'."""
+    return f"{n:,} {one if n == 1 else many}"
+
+
+def without_case(fault):
+    """A judge made of fault(returned), which returns a line or None; the case says nothing and is not shown."""
+    return lambda case, returned: Wrong(line, shown=False) if (line := fault(returned)) else None
 
 
 # --- time -----------------------------------------------------------------------------------------------------

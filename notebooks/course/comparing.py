@@ -14,13 +14,11 @@ def compare(returned, truth, bound, tiles=None):
     picture; None for no tiles.
     """
     names = list(truth)
-    if returned is None:
-        return Wrong(f"It returned None, expected {', '.join(names)}. Does it end with a return?")
     if len(names) == 1 and not isinstance(returned, tuple):
         returned = (returned,)
     if not isinstance(returned, tuple) or len(returned) != len(names):
         got = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
-        return Wrong(f"It must return {len(names)} things ({', '.join(names)}), got {got}.")
+        return Wrong(f"It must return {len(names)} thing{'s' * (len(names) != 1)} ({', '.join(names)}), got {got}.")
     for name, got in zip(names, returned, strict=True):
         wrong = one(name, got, np.asarray(truth[name]), bound[name], tiles)
         if wrong:
@@ -46,8 +44,10 @@ def one(name, got, right, bound, tiles):
     first = tuple(int(n) for n in np.argwhere(bad)[0])
     here = f"{name}[{', '.join(map(str, first))}]" if first else name
     digits = next((n for n in (6, 9) if f"{got[first]:.{n}g}" != f"{right[first]:.{n}g}"), 17)
-    apart = abs(float(got[first]) - float(right[first]))
-    same = f" (they differ by {apart:.1g}; are your numbers rounded to 32 bits?)" if digits == 17 else ""
+    same = ""
+    if digits == 17 and right.dtype.kind == "f":
+        apart = abs(float(got[first]) - float(right[first]))
+        same = f" (they differ by {apart:.1g}; are your numbers rounded to 32 bits?)"
     line = (f"{here} is {got[first]:.{digits}g}, expected {right[first]:.{digits}g}{same}" +
             (f" ({bad.sum()} of {bad.size} elements are wrong)." if bad.size > 1 else "."))
     if right.ndim not in (1, 2) or right.size > 4096:

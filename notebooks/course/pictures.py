@@ -36,11 +36,12 @@ def matrix(axes, M, title="", tiles=None, values=None, mark=None, cmap=None, lim
     finite = np.where(np.isfinite(M), M, 0)
     limit = limit or max(np.abs(finite).max(initial=0), 1e-12)
     cmap = cmap or (SIGNED if (finite < 0).any() else POSITIVE)
+    written = M.size <= 64 if values is None else values
     axes.imshow(finite, cmap=cmap, vmin=-limit if cmap is SIGNED else 0, vmax=limit, aspect="equal")
     for (r, c), x in np.ndenumerate(M):
         if not np.isfinite(x):
             axes.add_patch(Rectangle((c - 0.5, r - 0.5), 1, 1, color=drawing.RED if np.isnan(x) else drawing.GREY))
-        if M.size <= 64 if values is None else values:
+        if written:
             axes.text(c, r, short(x), ha="center", va="center", fontsize=8,
                       color="white" if abs(finite[r, c]) > 0.75 * limit else drawing.INK)
     h, w = tiles or (1, 1)

@@ -3,11 +3,9 @@
 import importlib.util
 from pathlib import Path
 
-from course.checking import Case, TookTooLong, Verdict, Wrong, check, time_limit
+from course.checking import Case, TookTooLong, Verdict, check, number, time_limit, without_case
 from fa_ref.testing import Recipe, oracle, tolerance
 from fa_ref.testing import check as conformance
-
-NOTHING = "It returned None. Does it end with a return?"
 
 
 def case3(step=None, version=None):
@@ -23,20 +21,13 @@ def case3(step=None, version=None):
 
 def case3_witness(answer):
     """Check case3_witness() → three seed lines: one that is wrong, two near it that are right."""
-    verdict = check(answer, [Case("the three seed lines", {})], judge_witness)
+    verdict = check(answer, [Case("the three seed lines", {})], without_case(fault_of_witness))
     return Verdict(True, "ok: wrong, right, right. It takes a ragged last tile of keys, and nothing that hides keys "
                          "there anyway.") if verdict else verdict
 
 
-def judge_witness(case, returned):
-    line = fault_of_witness(returned)
-    return Wrong(line, shown=False) if line else None
-
-
 def fault_of_witness(returned):
     """What is wrong with the three seed lines, or None."""
-    if returned is None:
-        return NOTHING
     if not isinstance(returned, tuple | list) or len(returned) != 3 or not all(isinstance(x, str) for x in returned):
         return f"It must return three seed lines (strings), got {returned!r}."
     names, module = ("broken", "other_length", "other_sight"), case3()
@@ -50,7 +41,7 @@ def fault_of_witness(returned):
         if why := module.supports.refusal(recipe):
             return f"{name} cannot be asked: case 3 {why}."
     if recipes[0].Nk <= 8:
-        return f"broken has {recipes[0].Nk} key{'s' * (recipes[0].Nk != 1)}; find one with more than 8."
+        return f"broken has {number(recipes[0].Nk, 'key', 'keys')}; find one with more than 8."
     for name, recipe, allowed in zip(names[1:], recipes[1:], ({"Nk"}, {"causal", "window"}), strict=True):
         changed = {key for key, value in vars(recipe).items() if value != getattr(recipes[0], key)}
         if len(changed) != 1 or not changed <= allowed:
@@ -78,7 +69,7 @@ def times_the_bound(line):
 
 def case3_repair(answer):
     """Check case3_repair() → (name of one step, a function to put in its place)."""
-    verdict = check(answer, [Case("the name of the step, and its repair", {})], judge_repair)
+    verdict = check(answer, [Case("the name of the step, and its repair", {})], without_case(fault_of_repair))
     return Verdict(True, "ok: the kit passes, and tiles that need no mask go without.") if verdict else verdict
 
 
@@ -89,15 +80,8 @@ UNMASKED = {                                                        # which tile
 }
 
 
-def judge_repair(case, returned):
-    line = fault_of_repair(returned)
-    return Wrong(line, shown=False) if line else None
-
-
 def fault_of_repair(returned):
     """What is wrong with (name of a step, function), or None."""
-    if returned is None:
-        return NOTHING
     steps = case3().STEPS
     if not (isinstance(returned, tuple | list) and len(returned) == 2 and returned[0] in steps
             and callable(returned[1])):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from course.checking import Case, Verdict, Wrong, check
+from course.checking import Case, Verdict, Wrong, check, number, without_case
 from course.comparing import compare
 from exercises.kernels import Launched, found, noted, told
 
@@ -50,15 +50,10 @@ def bare(line):
 
 def race_of_case4(answer):
     """Check race_of_case4() → N, threads, a line, a line."""
-    return check(answer, [Case("case 4 as it stands", {})], judge_race)
+    return check(answer, [Case("case 4 as it stands", {})], without_case(fault_of_race))
 
 
-def judge_race(case, returned):
-    line = complaint_about_race(returned)
-    return Wrong(line, shown=False) if line else None
-
-
-def complaint_about_race(returned):
+def fault_of_race(returned):
     """What is wrong with N, threads, a line, a line; None if nothing is."""
     if not (isinstance(returned, tuple) and len(returned) == 4 and list(map(type, returned)) == [int, int, str, str]):
         return f"It must return N, threads (whole numbers) and two lines (texts), got {returned!r}."
@@ -68,7 +63,7 @@ def complaint_about_race(returned):
     for line in lines:
         if bare(line) not in [code for code in lines_of_case4().values() if code]:
             return f"{line!r} is no line of case 4."
-    here, run = races(N, threads), f"With N = {N} and {threads} thread{'s' * (threads > 1)}"
+    here, run = races(N, threads), f"With N = {N} and {number(threads, 'thread', 'threads')}"
     if not here:
         return f"{run} there is no race."
     if any(races(shorter, T) for shorter in range(1, N) for T in (2, 3, 8)):
@@ -90,7 +85,8 @@ def rows_of_numbers():
     for N in (1, 2, 4, 5, 6, 8, 9, 13, 22):
         for T in THREADS:
             X = rng.standard_normal((1 + (N > 6), N)) * 5
-            yield Case(f"{len(X)} row{'s' * (len(X) > 1)} of {N}, {T} thread{'s' * (T > 1)}", {"X": X, "threads": T})
+            what = f"{number(len(X), 'row', 'rows')} of {N}, {number(T, 'thread', 'threads')}"
+            yield Case(what, {"X": X, "threads": T})
 
 
 def judge_repair(case, returned):
@@ -105,7 +101,7 @@ def judge_repair(case, returned):
     pieces = -(-N // 4)
     if audit.counts.barriers > 2 * pieces * rows:
         return Wrong(f"{audit.counts.barriers // rows} barriers for each row; {2 * pieces} are enough for "
-                     f"{pieces} piece{'s' * (pieces > 1)}.")
+                     f"{number(pieces, 'piece', 'pieces')}.")
     fair = sum(-(-min(4, N - start) // T) for start in range(0, N, 4)) + 2 * -(-N // T)
     most = max(sum(n.array in "XP" and n.thread == t and n.block[0] == 0 for n in notes) for t in range(T))
     if most > fair:

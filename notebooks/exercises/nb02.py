@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from course.checking import Case, check
+from course.checking import Case, check, number
 from course.comparing import compare
 
 
@@ -23,7 +23,7 @@ def cases():
                 for part in empty:
                     (a, b)[part][-1] = -np.inf
                 given = dict(zip(("ma", "la", "mb", "lb"), (*pair(a), *pair(b)), strict=True))
-                yield Case(f"{rows} row{'s' * (rows > 1)} of scores{what}", given, pair(np.hstack([a, b])))
+                yield Case(f"{number(rows, 'row', 'rows')} of scores{what}", given, pair(np.hstack([a, b])))
 
 
 def pair(x):

@@ -3,9 +3,9 @@
 import numpy as np
 
 from course import attention
-from course.checking import Case, check
+from course.checking import Case, check, number
 from course.comparing import compare
-from exercises.walks import checked
+from exercises.on_ledger import checked
 
 
 def fa1_step(answer):
@@ -29,7 +29,7 @@ def step_cases():
                 state = exact(S_here[:, :before], V[:before])
                 given = dict(zip(("Sij", "Vj", "Oi", "li", "mi"), (S_here[:, before:], V[before:], *state),
                                  strict=True))
-                yield Case(f"{br} row{'s' * (br > 1)}, keys seen before: {before}, in this tile: {bc}{what}{hidden}",
+                yield Case(f"{number(br, 'row', 'rows')}, keys seen before: {before}, in this tile: {bc}{what}{hidden}",
                            given, exact(S_here, V))
 
 
@@ -64,6 +64,5 @@ def forward_cases():
         truth, bound = attention.solved(problem)
         m = np.array([max(float(q @ k) for k in K) for q in Q]) / np.sqrt(Q.shape[1])
         l, e = np.exp(truth["L"] - m), 4 * bound["L"]
-        args = {"Q": Q, "K": K, "V": V, "Br": problem.block_q, "Bc": problem.block_k}
-        yield Case(what, args, ({"O": truth["O"], "l": l, "m": m}, {"O": bound["O"], "l": 2 * e * l, "m": e},
-                                (problem.block_q, V.shape[1])))
+        yield Case(what, attention.tiled(problem), ({"O": truth["O"], "l": l, "m": m}, {
+            "O": bound["O"], "l": 2 * e * l, "m": e}, (problem.block_q, V.shape[1])))

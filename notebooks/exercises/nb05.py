@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from course import attention
-from course.checking import Case, Verdict, Wrong, check
+from course.checking import Case, TookTooLong, Verdict, Wrong, check, time_limit
 from course.comparing import compare
 from detective.case2 import lazy_forward
-from exercises.walks import checked
+from exercises.on_ledger import checked
 from fa_ref.tables.work import output_work
 from fa_ref.testing import Problem, Result
 
@@ -26,19 +26,24 @@ def cases():
     low = [(f"queries: {n}, keys: {n}, all scores far below zero", Problem(
         np.full((1, 1, n, 1), 50.0), -np.arange(30.0, 30 + n).reshape(1, 1, n, 1), np.arange(1.0, 1 + n).reshape(
             1, 1, n, 1), block_q=1, block_k=1)) for n in (1, 2, 3)]
-    return [Case(what, arguments(problem), (*attention.solved(problem), (problem.block_q, problem.v.shape[3])))
-            for what, problem in made[:6] + low + made[6:]]
+    return [case_of(what, problem) for what, problem in made[:6] + low + made[6:]]
 
 
-def arguments(problem):
-    Q, K, V = attention.head(problem)
-    return {"Q": Q, "K": K, "V": V, "Br": problem.block_q, "Bc": problem.block_k}
+def case_of(what, problem):
+    return Case(what, attention.tiled(problem), (*attention.solved(problem), (problem.block_q, problem.v.shape[3])))
 
 
 def works_on_acc(answer, Q, K, V, Br, Bc, what, allowed):
     """A Wrong if a visit costs more operations per element of acc than allowed; no score of this test ever grows."""
     core = SimpleNamespace(forward_head=lambda Q, K, V, rule, Br, Bc: answer(Q, K, V, Br, Bc))
-    per_visit, _ = output_work(core)
+    here = "Right numbers. But with 2 queries and 4 or 8 keys in tiles of one it"
+    try:
+        with time_limit(5):
+            per_visit, _ = output_work(core)
+    except TookTooLong:
+        return Wrong(f"{here} did not end within 5 s.", shown=False)
+    except Exception as error:
+        return Wrong(f"{here} raised {type(error).__name__}: {error}.", shown=False)
     if per_visit <= allowed:
         return None
     return Wrong(f"Right numbers, and it moves the right amount. But besides the product it works {per_visit} times on "
@@ -79,6 +84,8 @@ def judge(case, returned):
     if not verdict:
         return Wrong(f"The witness convicts lazy_forward. But the repaired function: {verdict}", verdict.figure,
                      verdict.alt)
+    if not isinstance(step, (int, np.integer)):
+        return Wrong(f"The witness convicts, and the repair is good. The step must be a whole number, got {step!r}.")
     if step != 10:
         return Wrong(f"The witness convicts, and the repair is good. But step {step} is not the guilty one: which "
                      "numbered line did you change?")
@@ -118,5 +125,5 @@ def repair_cases(witness):
     """The cases of fa2_forward, the witness, and rows of which one jumps by 9, 20 or 50 and the others do not."""
     more = [(f"one of 3 rows jumps by {jump}", problem(np.eye(3)[:, [row]], [[0], [jump], [0]], [[1], [2], [4]], 3, 1))
             for jump in (9, 20, 50) for row in (0, 1, 2)]
-    given = [("your witness", problem(*witness))] * 3 + more
-    return cases() + [Case(what, arguments(p), (*attention.solved(p), (p.block_q, p.v.shape[3]))) for what, p in given]
+    given = [("your witness", problem(*witness))] * 3 + more              # in threes, see `checked`
+    return cases() + [case_of(what, p) for what, p in given]

@@ -6,7 +6,7 @@ from matplotlib.patches import Patch
 
 from course.checking import Case, Wrong, check
 from course.pictures import figure, matrix
-from exercises.case3 import NOTHING, case3_repair, case3_witness, times_the_bound
+from exercises.case3 import case3_repair, case3_witness, times_the_bound
 from fa_ref import drawing
 from fa_ref.scores import EMPTY, FULL, PARTIAL, tiles
 from fa_ref.testing.oracle import visible
@@ -72,8 +72,6 @@ def kinds():
 def judge_kind(case, returned):
     if isinstance(returned, str) and returned == case.truth:
         return None
-    if returned is None:
-        return Wrong(NOTHING)
     if returned in ("EMPTY", "PARTIAL", "FULL"):
         return Wrong(f"Return the name {returned} without quotes, as imported at the top; it is {returned.lower()!r}.")
     line = f"The tile is {case.truth!r}, the answer was {returned!r}."
@@ -113,8 +111,6 @@ def bounds():
 
 def judge_bounds(case, returned):
     met = case.truth
-    if returned is None:
-        return Wrong(NOTHING)
     ends = returned if isinstance(returned, tuple | list) else [returned]
     if len(ends) != 2 or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in ends):
         return Wrong(f"It must return two whole numbers (first, last), got {returned!r}.")

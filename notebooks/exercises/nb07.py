@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 
 from course.attention import problems
-from course.checking import Case, TookTooLong, Verdict, check, time_limit
+from course.checking import Case, Verdict, check
 from course.comparing import compare
+from exercises.on_ledger import run
 from fa_ref import costs
-from fa_ref.ledger import Ledger
 from fa_ref.metered import HBM
 from fa_ref.scores import Rule
 from fa_ref.testing import oracle, tolerance
 
-LIMIT = 310                                                         # elements on chip, for tiles of 4 × 4
+N, DIM, TILE, LIMIT = 80, 4, 4, 310         # elements held on chip: 310 is below N·d = 320, one whole matrix
 SCALES = (0.5, 1.5, -0.75)
 
 
@@ -106,44 +106,40 @@ def judge_head(case, returned):
     return compare(returned, {letter: truth[name] for name, letter in names.items()}, dict.fromkeys(names.values(), 0))
 
 
-def metered(answer, verdict, N=80, d=4, tile=4):
+def metered(answer, verdict):
     """Run it on arrays that count: the verdict, or another if more than tiles is held, or more moved than need be."""
     rng = np.random.default_rng(9)
-    dO, Q, K, V = rng.standard_normal((4, N, d))
+    dO, Q, K, V = rng.standard_normal((4, N, DIM))
     S = Q @ K.T / 2
     L = np.log(np.exp(S).sum(axis=1))
-    given = dO, Q, K, V, np.exp(S - L[:, None]) @ V, L, 0.5, tile, tile
-    case = Case(f"{N} queries, {N} keys, d = {d}, tiles of {tile} × {tile}, arrays in memory that count their loads",
+    given = dO, Q, K, V, np.exp(S - L[:, None]) @ V, L, 0.5, TILE, TILE
+    case = Case(f"{N} queries, {N} keys, d = {DIM}, tiles of {TILE} × {TILE}, arrays in memory that count their loads",
                 dict(zip(("dO", "Q", "K", "V", "O", "L", "scale", "Br", "Bc"), given, strict=True)))
-    try:
-        with Ledger() as led, time_limit(5):
-            arrays = [led.hbm(x.copy(), name) if isinstance(x, np.ndarray) else x for name, x in case.args.items()]
-            gradients = answer(*arrays)
-    except TookTooLong:
-        return Verdict(False, "Right numbers, but too slow on arrays that count their loads.", case)
-    except Exception as error:
-        return Verdict(False, f"Right numbers, but memory may only be loaded and stored by slices: {error}", case)
+    led, gradients, wrong = run(answer, case.args)
+    if wrong:
+        return Verdict(False, wrong.line, case)
     if not all(isinstance(x, HBM) for x in gradients):
-        return Verdict(False, "Right numbers, but the gradients lie not in memory: use np.zeros_like(Q) …", case)
+        return Verdict(False, "Right numbers, but the gradients do not lie in memory: make them with np.zeros_like(Q) "
+                              "and so on.", case)
     held = led.peak_onchip_bytes // 8
     if held > LIMIT:
-        return Verdict(False, f"Right numbers, but at one time {held:,} elements were held on chip. Tiles of {tile} × "
-                              f"{tile} need fewer than {LIMIT}; a whole matrix like Q has {N * d}.", case)
-    best = costs.BACKWARD["fa2"](costs.visits(Rule(N, N, scale=0.5), d, d, tile, tile))
+        return Verdict(False, f"Right numbers, but at one time {held:,} elements were held on chip. Tiles of {TILE} × "
+                              f"{TILE} need fewer than {LIMIT}; a whole matrix like Q has {N * DIM}.", case)
+    best = costs.BACKWARD["fa2"](costs.visits(Rule(N, N, scale=0.5), DIM, DIM, TILE, TILE))
     for verb, moved, least in (("read", led.total("reads"), best.reads), ("write", led.total("writes"), best.writes)):
         if moved > least:
             return Verdict(False, f"Right numbers, but you {verb} {moved:,} elements where FlashAttention-2 {verb}s "
-                                  f"{least:,}. {advice(arrays, gradients)}", case)
+                                  f"{least:,}. {advice(led.arrays, gradients)}", case)
     return verdict
 
 
-def advice(arrays, gradients):
+def advice(records, gradients):
     """Which array is moved too often, and what to do about it."""
-    K, V, O = arrays[2:5]
+    K, V, O = records[2:5]
     if any(x.record.reads or x.record.writes > x.size for x in gradients[1:]):
         return "dK[cols] and dV[cols] can wait on chip until all queries have passed: store them once."
-    if O.record.reads > O.size:
+    if O.reads > math.prod(O.shape):
         return "Make D once, before the loops."
-    if any(x.record.reads > x.size for x in (K, V)):
+    if any(x.reads > math.prod(x.shape) for x in (K, V)):
         return "K[cols] and V[cols] can stay on chip until all queries have passed: load them once."
     return "In each round, load every tile once, and store dQ[rows] once."

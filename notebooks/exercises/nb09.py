@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from course.checking import Case, Verdict, Wrong, check
+from course.checking import Case, Verdict, Wrong, check, number
 from course.comparing import compare
 from exercises.case4 import race_of_case4, repair_of_case4
 from exercises.kernels import Launched, found, noted
@@ -36,7 +36,7 @@ def tiles():
         Q, K = rng.standard_normal((Nq, d)), rng.standard_normal((Nk, d))
         for T in numbers:
             args = dict(Q=Q, K=K, row0=row0, col0=col0, br=br, bc=bc, scale=0.5, threads=T)
-            yield Case(f"a tile of {br} × {bc} at row {row0}, column {col0}; {T} thread{'s' * (T > 1)}", args)
+            yield Case(f"a tile of {br} × {bc} at row {row0}, column {col0}; {number(T, 'thread', 'threads')}", args)
 
 
 def judge_scores(case, returned):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from course import attention
-from course.checking import Case, Wrong, check
+from course.checking import Case, Wrong, check, number
 from course.comparing import compare
 
 NUMBERS = ("blocks", "waves", "utilisation")
@@ -19,7 +19,8 @@ def sizes():
             (1, 1, 1, 1, 1), (1, 1, 2, 1, 1), (1, 1, 3, 2, 1), (1, 2, 2, 1, 1), (2, 1, 2, 1, 1), (1, 1, 2, 1, 2),
             (1, 1, 3, 1, 2), (1, 3, 3, 2, 4), (2, 3, 5, 2, 4), (1, 5, 256, 64, 8), (2, 4, 100, 64, 8),
             (1, 16, 1000, 128, 132), (1, 16, 16384, 128, 132), (32, 16, 512, 128, 132), (4, 33, 2048, 128, 108)):
-        yield Case(f"batch {B}, heads {H}, {N} queries in tiles of {Br}, multiprocessors {multiprocessors}",
+        yield Case(f"batch {B}, heads {H}, {number(N, 'query', 'queries')} in tiles of {Br}, multiprocessors "
+                   f"{multiprocessors}",
                    dict(B=B, H=H, N=N, Br=Br, multiprocessors=multiprocessors), truth(B, H, N, Br, multiprocessors))
 
 
@@ -62,11 +63,11 @@ def meetings():
 
 
 def in_words(l, dv):
-    """"2 warps, 3 rows, dv = 2; rows 0, 1 have seen no key"."""
+    """"2 warps, 3 rows, dv = 2; 2 rows have seen no key: 0, 1"."""
     W, br = l.shape
     nothing = [str(i) for i in range(br) if not l[:, i].any()]
-    unseen = f"; row{'s' * (len(nothing) > 1)} {', '.join(nothing)} ha{'ve' if len(nothing) > 1 else 's'} seen no key"
-    return f"{W} warp{'s' * (W > 1)}, {br} row{'s' * (br > 1)}, dv = {dv}{unseen * bool(nothing)}"
+    unseen = f"; {number(len(nothing), 'row has', 'rows have')} seen no key: {', '.join(nothing)}" if nothing else ""
+    return f"{number(W, 'warp', 'warps')}, {number(br, 'row', 'rows')}, dv = {dv}{unseen}"
 
 
 def parts(problem, W):

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from course import attention
-from course.checking import Case, Verdict, Wrong, check
+from course.checking import Case, Verdict, Wrong, check, number
 from course.comparing import compare
 from exercises.nb11_machine import KINDS, UNITS, fault, form, play, rescaled_first  # noqa: F401 (for the learner)
 from fa_ref import drawing
@@ -46,7 +46,7 @@ class Noted(np.ndarray):
         return super().__array_function__(function, types, args, kwargs)
 
 
-def noted(Nq, Nk):
+def noting_arrays(Nq, Nk):
     """Q, K, V of such arrays."""
     rng = np.random.default_rng(11)
     return {name: rng.standard_normal(shape).view(Noted) for name, shape in
@@ -56,11 +56,11 @@ def noted(Nq, Nk):
 def order_of_products(core, tiles):
     """The products of a core of the package for one tile of queries and so many of keys: "S 0", "PV 0" …, in order."""
     Noted.log = []
-    core.forward_head(*noted(2, 3 * tiles).values(), Rule(2, 3 * tiles, scale=1.0), 2, 3)
-    return numbered(Noted.log)
+    core.forward_head(*noting_arrays(2, 3 * tiles).values(), Rule(2, 3 * tiles, scale=1.0), 2, 3)
+    return with_numbers(Noted.log)
 
 
-def numbered(log):
+def with_numbers(log):
     """["S", "S", "PV"] as ["S 0", "S 1", "PV 0"]."""
     return [f"{what} {log[:n].count(what)}" for n, what in enumerate(log)]
 
@@ -73,9 +73,6 @@ def pipelined(tiles):
 
 def fa3_forward(answer):
     """Check fa3_forward(Q, K, V, Br, Bc) → O (Nq, dv), L (Nq,): the numbers, then the order of the products."""
-    def arguments(problem):
-        return dict(zip("QKV", attention.head(problem), strict=True)) | {"Br": problem.block_q, "Bc": problem.block_k}
-
     def numbers(case, returned):
         wrong = compare(returned, *case.truth[:2], tiles=case.truth[2])
         if wrong and "expected" in wrong.line and isinstance(returned, tuple) and np.allclose(
@@ -90,7 +87,7 @@ def fa3_forward(answer):
         if not log or "other" in log:
             return Wrong("O and L are right, but not every product was seen. Only products written with @ are seen.")
         wanted = [name for _ in range(Tr) for name in pipelined(Tc)]
-        got = [name for i in range(Tr) for name in numbered(log[i * 2 * Tc:(i + 1) * 2 * Tc])] + log[Tr * 2 * Tc:]
+        got = [name for i in range(Tr) for name in with_numbers(log[i * 2 * Tc:(i + 1) * 2 * Tc])] + log[Tr * 2 * Tc:]
         for n, (mine, right) in enumerate(zip_longest(got, wanted)):
             if mine != right:
                 return Wrong(f"O and L are right, but product {n + 1} is {mine or 'missing'}; in the pipeline it is "
@@ -100,8 +97,9 @@ def fa3_forward(answer):
 
     sizes = [(2, 3, 2, 3), (2, 6, 2, 3), (3, 7, 2, 3), (5, 16, 2, 4)]
     orders = [Case(f"{Nq} queries, {Nk} keys, d = {D}, tiles of {Br} × {Bc}; which product when?",
-                   noted(Nq, Nk) | {"Br": Br, "Bc": Bc}, (-(-Nq // Br), -(-Nk // Bc))) for Nq, Nk, Br, Bc in sizes]
-    found = check(answer, attention.cases(arguments), numbers)
+                   noting_arrays(Nq, Nk) | {"Br": Br, "Bc": Bc}, (-(-Nq // Br), -(-Nk // Bc)))
+              for Nq, Nk, Br, Bc in sizes]
+    found = check(answer, attention.cases(attention.tiled), numbers)
     if found:
         Noted.log = []
         found = check(answer, orders, products)
@@ -112,7 +110,7 @@ def fa3_forward(answer):
 
 def schedule(answer):
     """Check schedule(T) → [(unit, what, start, end), …] or a Table, for one tile of queries and T tiles of keys."""
-    cases = [Case(f"{T} tile{'s' * (T > 1)} of keys", {"T": T}, shortest(T)) for T in (1, 2, 3, 4, 7, 16)]
+    cases = [Case(f"{number(T, 'tile', 'tiles')} of keys", {"T": T}, shortest(T)) for T in (1, 2, 3, 4, 7, 16)]
     if found := check(answer, cases, judge):
         return Verdict(True, found.line, None, *drawn(answer(4), 4, "Your schedule for four tiles of keys."))
     return found

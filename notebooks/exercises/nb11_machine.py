@@ -10,6 +10,8 @@ from numbers import Real
 
 import numpy as np
 
+from course.checking import number
+
 UNITS = {"copies": 1, "tensor core": 1, "softmax": 1}
 KINDS = {"K": ("copies", 1), "V": ("copies", 1), "S": ("tensor core", 2), "P": ("softmax", 2), "PV": ("tensor core", 2)}
 AFTER = {                                                           # (task, tiles back, why)
@@ -23,8 +25,6 @@ READS = {"K": "K", "V": "V", "S": "P"}                              # what the t
 
 def form(T, rows):
     """A line if these are not the tasks of T tiles, each once, with its unit and its time; else None."""
-    if rows is None:
-        return "It returned None. Does it end with a return?"
     if not isinstance(rows, (list, tuple)):
         return ("It must return a list of (unit, what, start, end) or a Table; what came back is of type "
                 f"{type(rows).__name__}.")
@@ -34,7 +34,7 @@ def form(T, rows):
     wanted, seen = {f"{kind} {j}": KINDS[kind] for j in range(T) for kind in KINDS}, set()
     for unit, what, start, end in rows:
         if what not in wanted:
-            return f"There is no task {what!r} with {T} tile{'s' * (T > 1)} of keys."
+            return f"There is no task {what!r} with {number(T, 'tile', 'tiles')} of keys."
         if what in seen:
             return f"{what} is there twice."
         seen.add(what)

@@ -3,8 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from course.attention import number
-from course.checking import Case, Wrong, check
+from course.checking import Case, Wrong, check, number
 from course.comparing import compare
 from course.pictures import figure
 from fa_ref import drawing
@@ -46,7 +45,7 @@ def judge_rounding(case, returned):
     x, right = case.args["x"], case.truth
     if not isinstance(returned, np.ndarray) or returned.dtype.kind not in "biuf" or returned.shape != x.shape:
         return compare(returned, {"y": right}, {"y": 0.0}) or Wrong("y must be an array.")
-    got = returned.astype(float)
+    got = np.asarray(returned, float)
     bad = ~((got == right) | (np.isnan(got) & np.isnan(right)))
     if not bad.any():
         return None

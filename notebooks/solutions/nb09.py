@@ -48,7 +48,8 @@ def repair_of_case4(X, P):
                 p_sum += math.exp(x[c] - m)
             ml[1] = math.exp(ml[0] - m) * ml[1] + p_sum
             ml[0] = m
-        cuda.syncthreads()              # four columns further to the right: thread 0 is done with x in every round
+        # was behind the loop. Here nobody loads the next piece before thread 0 is done with this one
+        cuda.syncthreads()
 
     for c in range(t, N, T):
         P[row, c] = math.exp(X[row, c] - ml[0]) / ml[1]
