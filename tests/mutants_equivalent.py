@@ -40,8 +40,6 @@ EQUIVALENT = {
     ("fa2", "for i in range(Tr):", "range(Tr) → range(Tr + 1)"): EMPTY_TAIL,
     ("fp8", "return values.astype(np.float32) * spread(np.asarray(scales, np.float32), values.shape, granularity)",
      "values.astype(np.float32) → values"): OTHER_WIDENS,
-    ("fp8", "Y = Y * signs.astype(Y.dtype)", "Y * signs.astype(Y.dtype) → Y / signs.astype(Y.dtype)"):
-        "equivalent because to divide by 1 or −1 is to multiply by it",
     ("fa3_fp8", "sV_before = 1", "1 → 2"): NOTHING_WAITS,
     ("fa3_fp8", "sV_before = 1", "1 → 0"): NOTHING_WAITS,
     ("fp8", "if isinstance(sV, np.ndarray) and Nk and float(sV.max()) * largest * stretch * Nk > FLOAT32_MAX:",

@@ -1,6 +1,7 @@
 """Functions that are not ours: torch's pass with the right adapter, and fail the right properties with a wrong one."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -30,14 +31,41 @@ def failed(report):
     return {row.name for row in report.failures}
 
 
+def added_up_in_16_bits(row):
+    """Is this a gradient of a long problem that leaves its bound by no more than one more rounding?
+
+    torch's kernel for CPUs adds up dK and dV in the storage dtype, tile of queries after tile. The bound knows one
+    rounding of the sum; long problems are rare, and most of them stay within it all the same.
+    """
+    beyond = [float(x) for x in re.findall(r"is ([\d.e+]+) times the bound", row.detail)]
+    return row.name == "gradients_equal_the_oracles" and row.recipe.Nq > 32 and max(beyond, default=2) < 1.5
+
+
+def test_torch_adds_up_gradients_in_16_bits_tile_after_tile():
+    """What the excuse above says: dV is the sum over two tiles of queries, rounded after each."""
+    recipe = Recipe.parse("Nq=130 Nk=130 d=2 dtype=float16 logits=8.0 causal=True mask=bool gradients=True")
+    p, P = recipe.build(), np.zeros(130)
+    for row in oracle.rows(p.q, p.k, **p.options):
+        P[row.i] = row.p[row.keys == 79].sum()
+    terms = P.astype(np.float16).astype(float) * p.dout[0, 0, :, 1]         # of dv[0, 0, 79, 1]
+    at_once, by_tiles = np.float16(terms.sum()), np.float16(0)
+    for tile in np.split(terms, range(32, 130, 32)):
+        by_tiles = np.float16(by_tiles + tile.sum())
+    q, k, v = (torch.from_numpy(x).requires_grad_() for x in (p.q, p.k, p.v))
+    seen = torch.from_numpy(p.mask & np.tri(130, dtype=bool))
+    sdpa(q, k, v, attn_mask=seen).backward(torch.from_numpy(p.dout))
+    assert float(v.grad[0, 0, 79, 1]) == by_tiles != at_once
+
+
 # --- scaled_dot_product_attention -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("causal", ["square", "top-left", None])
 def test_torchs_sdpa_passes(causal, dtype):
     report = check(*adapters.sdpa(sdpa, causal=causal, dtypes=[dtype]), examples=25)
-    assert report.ok, str(report)
-    assert {row.name for row in report.rows if row.status == "ok"} >= {
+    excused = {row.name for row in report.failures if dtype.endswith("16") and added_up_in_16_bits(row)}
+    assert failed(report) == excused, str(report)
+    assert {row.name for row in report.rows if row.status == "ok"} | excused >= {
         "equals_the_oracle", "gradients_equal_the_oracles", "grouped_heads_are_repeated_heads", "order_of_keys_is_free",
         "shifted_scores_move_only_lse", "linear_in_the_values", "repeats_are_bitwise_equal"}
 
