@@ -9,6 +9,7 @@ import numpy as np
 from fa_ref.metered import OnChip, is_floating
 
 CONTAINERS = (list, tuple, set, dict)                   # local names of these kinds are looked into
+HOLDERS = (np.ndarray, *CONTAINERS)
 
 
 def on_chip(frame, core):
@@ -19,12 +20,17 @@ def on_chip(frame, core):
     """
     found = {}
     for name, value in frame.f_locals.items():
-        for x in arrays(value):
+        if not isinstance(value, HOLDERS):
+            continue
+        for x in (value,) if isinstance(value, np.ndarray) else arrays(value):
             if isinstance(x, OnChip):
                 while x.base is not None:
                     x = x.base
-                if name not in found.setdefault(id(x), (x.nbytes,)):
-                    found[id(x)] += (name,)
+                key = id(x)
+                if key not in found:
+                    found[key] = (x.nbytes, name)
+                elif name not in found[key]:
+                    found[key] += (name,)
             elif core and is_floating(x.dtype):
                 raise TypeError(f"{name} in {frame.f_code.co_name} is a plain array {x.shape}, which nobody counts: "
                                 f"pass led.hbm({name}), or make it with np.zeros, np.full or np.empty")

@@ -202,12 +202,22 @@ for name in ("dot", "trace", "take", "choose", "flat", "__float__", "__int__", "
 
 def ledger_of(operands):
     """The ledger of on-chip operands. RuntimeError for a tile of a closed ledger while another one is open."""
-    ledgers = {id(x.ledger): x.ledger for x in operands if isinstance(x, OnChip)}.values()
-    running = [ledger for ledger in ledgers if ledger.open]
-    if len(ledgers) > len(running) and type(next(iter(ledgers))).running:
-        raise RuntimeError("a tile of a ledger that is closed would be computed with while another one counts: load it "
-                           "anew, or take its numbers with np.asarray")
-    return (running or list(ledgers))[0]
+    ledger = None
+    for x in operands:
+        if isinstance(x, OnChip) and x.ledger is not ledger:
+            if ledger is None:
+                ledger = x.ledger
+            elif ledger.open or x.ledger.open:
+                raise mixed()
+    if not ledger.open and type(ledger).running:
+        raise mixed()
+    return ledger
+
+
+def mixed():
+    """The error for a tile that nobody counts beside one that counts."""
+    return RuntimeError("a tile of a ledger that is closed would be computed with while another one counts: load it "
+                        "anew, or take its numbers with np.asarray")
 
 
 def cells(x):
