@@ -88,7 +88,7 @@ lock:  ## write constraints.txt anew: the newest versions that pyproject.toml al
 	rm -rf $(VENV)-lock
 
 clean:  ## remove what make made: .venv and caches
-	rm -rf $(VENV) $(VENV)-lock build *.egg-info .hypothesis .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-lock build *.egg-info .hypothesis notebooks/.hypothesis .pytest_cache .ruff_cache
 	find fa_ref cuda_kernels tests docs notebooks -name __pycache__ -prune -exec rm -rf {} +
 
 $(CORE): pyproject.toml constraints.txt

@@ -19,7 +19,8 @@ Sums of products run in `while` loops. Numba's `for … in range` would read bet
 it counts and checks the index anew each time: 18 instructions for a multiply-add instead of 3.
 
 Read in this order: scores, fa2, fa2_backward, fa2_dq, fa1, fa1_backward, standard; fa2_warps, fa1_warps and what sets
-them apart, counts; then the way there: switch, ptx, arrays, launch, finish, heads.
+them apart, counts; on tensor cores ptx, swizzled, fa2_mma; then the way there: switch, arrays, launch, tensor_cores,
+finish, heads.
 """
 
 from cuda_kernels.switch import SIMULATED  # isort: skip  (first: it decides before Numba is imported)
@@ -28,6 +29,6 @@ if SIMULATED:
     from cuda_kernels import simulator
     simulator.install()
 
-from cuda_kernels.heads import KERNELS, WITH_BACKWARD, backward, forward
+from cuda_kernels.heads import KERNELS, PLAIN, WITH_BACKWARD, backward, forward
 
-__all__ = ["KERNELS", "SIMULATED", "WITH_BACKWARD", "backward", "forward"]
+__all__ = ["KERNELS", "PLAIN", "SIMULATED", "WITH_BACKWARD", "backward", "forward"]

@@ -223,6 +223,13 @@ class Torch:
         return getattr(self.torch, np.dtype(dtype).name)
 
 
+def in_chunks(x, nbytes):
+    """Does every row (the last axis) of a kernel's argument lie side by side, from a multiple of nbytes on?"""
+    start = x._ary.__array_interface__["data"][0] if SIMULATED else x.__cuda_array_interface__["data"][0]
+    *others, last = x.strides
+    return start % nbytes == 0 and last == x.dtype.itemsize and all(stride % nbytes == 0 for stride in others)
+
+
 def stand_in(shape, dtype):
     """Something with this shape and dtype to look at: zeros that share one element."""
     return np.broadcast_to(np.zeros((), dtype), shape)

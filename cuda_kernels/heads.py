@@ -4,13 +4,15 @@ from functools import partial
 
 import numpy as np
 
-from cuda_kernels import arrays, fa1, fa1_warps, fa2, fa2_warps, finish, standard
+from cuda_kernels import arrays, fa1, fa1_warps, fa2, fa2_mma, fa2_warps, finish, prepared, standard
 from cuda_kernels.launch import Call, check_grid, check_threads, limits
 from cuda_kernels.switch import check_still
 from fa_ref import inputs
 from fa_ref.heads import Forward, Gradients
 
-KERNELS = {"standard": standard, "fa1": fa1, "fa2": fa2, "fa1_warps": fa1_warps, "fa2_warps": fa2_warps}
+KERNELS = {"standard": standard, "fa1": fa1, "fa2": fa2, "fa1_warps": fa1_warps, "fa2_warps": fa2_warps,
+           "fa2_mma": fa2_mma}
+PLAIN = tuple(name for name, core in KERNELS.items() if not hasattr(core, "plan"))     # any dtype, d, tile and option
 WITH_BACKWARD = tuple(name for name, core in KERNELS.items() if hasattr(core, "backward"))
 
 
@@ -25,10 +27,11 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
     arrays. mask and sink may be host arrays in any case. Any strides will do: kernels take strides, only host arrays
     that go to a device are copied.
 
-    kernel            "standard", "fa1", "fa2", or by warps "fa1_warps", "fa2_warps" (these have no backward pass of
-                      their own); the answer is the same up to rounding
+    kernel            "standard", "fa1", "fa2", or by warps "fa1_warps", "fa2_warps", or on tensor cores "fa2_mma" (the
+                      last three have no backward pass of their own); the answer is the same up to rounding
     threads           of a block, 1 to 1024, by warps 32, 64, … 256; None is 128, and in the simulator the least
-    block_q, block_k  tile sizes Br, Bc ≥ 1; None is the largest power of two up to 32 (16 in the simulator) that fits
+    block_q, block_k  tile sizes Br, Bc ≥ 1; None is the largest power of two up to 32 (16 in the simulator) that fits;
+                      on tensor cores 16 or 32 queries for each warp, and a multiple of 16 keys
     mask              bool, True = visible, broadcasts to (B, Hq, Nq, Nk)
     all others        as `fa_ref.forward`; bias, alibi_slopes and float masks are offered there only
 
@@ -37,6 +40,11 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
     looked at.
     """
     core = KERNELS[inputs.check_choice("kernel", kernel, KERNELS)]
+    key = prepared.key_of(core, q, k, v, threads, scale, causal, window, mask, bias, alibi_slopes, softcap, sink,
+                          block_q, block_k, reverse)
+    ready = prepared.known.get(key)
+    if ready:
+        return Forward(*ready(q, k, v))
     refuse(bias=bias, alibi_slopes=alibi_slopes)
     place = arrays.place_of(q=q, k=k, v=v)
     with place.here():
@@ -47,7 +55,10 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
             O, l = place.full((B, Hq, Nq, dv), 0, call.dtype if sink is None else call.wide), []
             m = place.full((B, Hq, Nq), -np.inf, call.wide)
         else:
-            O, *l, m = core.forward(call, *(place.load(x) for x in (q, k, v)))
+            Q, K, V = (place.load(x) for x in (q, k, v))
+            O, *l, m = core.forward(call, Q, K, V)
+            if key:
+                prepared.remember(key, core, call, Q, K, V, O, m)
         if l or sink is not None:               # FA1 returns l and m; the others L, which is an m whose l is 1
             O, m = finish.merge_sink(call, O, l[0] if l else call.constant(1, B, Hq, Nq), m, sink)
         return Forward(place.result(O, call.dtype), place.result(m, call.wide))
@@ -123,9 +134,13 @@ def make_call(place, kernel, backward, q, k, v, mask, sink, threads, *, block_q,
         block_q=block_q, block_k=block_k, **options)
     if known_mask is not None and known_mask.dtype != bool:
         refuse(**{f"a mask of dtype {known_mask.dtype}": mask})
+    plan = getattr(core, "plan", None)                              # kernels that choose their own tiles
+    if plan:
+        threads, block_q, block_k = plan(limits(), sizes, q.dtype, checked, mask, sink, threads, block_q, block_k)
     threads = check_threads(threads, limits(), warps)
     check_grid((1, sizes.Hq, sizes.B), limits())                    # of every launch that may follow
     bytes_of = partial(core.shared_bytes, threads=threads) if warps else partial(core.shared_bytes, backward=backward)
     what = f"the {'backward' if backward else 'forward'} kernel {kernel}"
-    call = Call(place, sizes, q.dtype, checked, mask, threads, block_q, block_k, bytes_of, what)
+    call = Call(place, sizes, q.dtype, checked, mask, threads, block_q, block_k, bytes_of, what,
+                dynamic=plan is not None)
     return call, None if sink is None else place.load(sink, call.wide)

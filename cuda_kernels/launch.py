@@ -68,12 +68,14 @@ class Limits(NamedTuple):
     threads: int                        # of a block
     grid: tuple[int, int, int]          # blocks along x, y, z
     shared_bytes: int                   # of a block, as a kernel gets them without asking for more
+    dynamic_bytes: int                  # of a block, for a kernel that asks
     capability: tuple[int, int]
 
 
 CARDS = {
-    name: Limits(name, 1024, (2**31 - 1, 65535, 65535), 48 * 1024, capability)
-    for name, capability in {"T4": (7, 5), "A100": (8, 0), "RTX 4090": (8, 9), "H200": (9, 0)}.items()
+    name: Limits(name, 1024, (2**31 - 1, 65535, 65535), 48 * 1024, kib * 1024, capability)
+    for name, kib, capability in [("T4", 64, (7, 5)), ("A100", 163, (8, 0)), ("RTX 4090", 99, (8, 9)),
+                                  ("H200", 227, (9, 0))]
 }
 SIMULATED_CARD = "H200"
 WARP, ALL = 32, 0xFFFFFFFF                      # threads of a warp, on every card; the mask of all of them
@@ -89,7 +91,7 @@ def limits():
     grid = device.MAX_GRID_DIM_X, device.MAX_GRID_DIM_Y, device.MAX_GRID_DIM_Z
     name = device.name.decode() if isinstance(device.name, bytes) else device.name
     return Limits(name, device.MAX_THREADS_PER_BLOCK, grid, device.MAX_SHARED_MEMORY_PER_BLOCK,
-                  tuple(device.compute_capability))
+                  device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, tuple(device.compute_capability))
 
 
 def check_threads(threads, card, warps=None):
@@ -111,20 +113,21 @@ def check_grid(grid, card):
                          "batch, the heads or the queries in parts")
 
 
-def check_tiles(bytes_of, block_q, block_k, card, what):
+def check_tiles(bytes_of, block_q, block_k, card, what, dynamic=False):
     """(Br, Bc) that fit on the chip; a tile size that is None becomes the largest power of two that does.
 
-    bytes_of(Br, Bc) is what a block needs. ValueError with the bytes, the limit and tiles that would fit.
+    bytes_of(Br, Bc) is what a block needs; dynamic: does the kernel ask for more than it gets unasked? ValueError with
+    the bytes, the limit and tiles that would fit.
     """
-    default = LARGEST_TILE
-    while default > 1 and bytes_of(block_q or default, block_k or default) > card.shared_bytes:
+    default, most = LARGEST_TILE, card.dynamic_bytes if dynamic else card.shared_bytes
+    while default > 1 and bytes_of(block_q or default, block_k or default) > most:
         default //= 2
     Br, Bc = block_q or default, block_k or default
-    if bytes_of(Br, Bc) > card.shared_bytes:
-        fits = next((n for n in (64, 32, 16, 8, 4, 2, 1) if bytes_of(n, n) <= card.shared_bytes), None)
+    if bytes_of(Br, Bc) > most:
+        fits = next((n for n in (64, 32, 16, 8, 4, 2, 1) if bytes_of(n, n) <= most), None)
         way_out = "no tile fits, the head dim is too large" if fits is None else f"{fits} × {fits} would fit"
         raise ValueError(f"{what} with tiles of {Br} × {Bc} needs {bytes_of(Br, Bc)} bytes of shared memory, but a "
-                         f"block has {card.shared_bytes} on {card.card}: {way_out}")
+                         f"block has {most} on {card.card}: {way_out}")
     return Br, Bc
 
 
@@ -135,11 +138,12 @@ class Call:
     """One call of forward or backward: where its arrays live, its sizes, tiles and options. For use in place.here().
 
     place: see `arrays`. sizes, options: as `fa_ref.inputs` checked them. bytes_of(Br, Bc, d, dv, itemsize): shared
-    memory of the kernel, `what` its name for messages. rule: the arguments that kernels take last, after their arrays:
-    (mask, scale, softcap, left, right, reverse).
+    memory of the kernel, `what` its name for messages, dynamic: see `check_tiles`. rule: the arguments that kernels
+    take last, after their arrays: (mask, scale, softcap, left, right, reverse).
     """
 
-    def __init__(self, place, sizes, dtype, options, mask, threads, block_q, block_k, bytes_of, what):
+    def __init__(self, place, sizes, dtype, options, mask, threads, block_q, block_k, bytes_of, what,
+                 dynamic=False):
         self.place, self.sizes, self.dtype, self.threads = place, sizes, np.dtype(dtype), threads
         self.wide = inputs.accumulator(dtype)
         self.card = limits()
@@ -148,7 +152,7 @@ class Call:
         B, Hq, _, Nq, Nk, d, dv = sizes
         self.Br, self.Bc = check_tiles(
             lambda Br, Bc: bytes_of(Br, Bc, d, dv, self.wide.itemsize), block_q, block_k, self.card,
-            f"{what} for d = {d}, dv = {dv} in {dtype}")
+            f"{what} for d = {d}, dv = {dv} in {dtype}", dynamic)
         self.Tr, self.Tc = -(-Nq // self.Br), -(-Nk // self.Bc)
         sink_follows = options.sink is not None and self.wide != dtype
         self.flags = scores.Flags(options.softcap is not None, mask is not None, sink_follows)
@@ -171,30 +175,47 @@ class Call:
         """An array of this shape, in the accumulator dtype, that holds one number once."""
         return self.place.spread(self.place.full((1,) * len(shape), value, self.wide), shape)
 
-    def launch(self, kernel, grid, *arguments):
-        """Launch a kernel on this grid of blocks. An empty grid is no launch."""
+    def launch(self, kernel, grid, *arguments, shared=0):
+        """Launch a kernel on this grid of blocks; an empty one is no launch. shared: bytes of dynamic shared memory."""
         if 0 in grid:
             return
         check_grid(grid, self.card)
         arguments = [x if isinstance(x, (bool, int, np.floating)) else self.place.argument(x) for x in arguments]
         if SIMULATED:
-            kernel[grid, self.threads](*arguments)
+            kernel[grid, self.threads, 0, shared](*arguments)
         else:
-            launch_compiled(kernel, grid, self.threads, self.place.stream, arguments)
+            launch_compiled(kernel, grid, self.threads, self.place.stream, arguments, shared)
 
 
-def launch_compiled(kernel, grid, threads, stream, arguments):
-    """Compile once for arrays of any strides (Numba's layout A: contiguous ones get no kernel of their own); launch."""
+def compiled_for(kernel, threads, arguments):
+    """A kernel, compiled once for arrays of any strides (Numba's layout A: contiguous ones get none of their own)."""
     kinds = [types.Array(numba.from_dtype(x.dtype), x.ndim, "A") if hasattr(x, "ndim") and x.ndim else numba.typeof(x)
              for x in arguments]
     compiled = kernel.compile(tuple(kinds))
     if threads > compiled.max_threads_per_block:
-        kernel = with_fewer_registers(kernel)
-        compiled = kernel.compile(tuple(kinds))
+        compiled = with_fewer_registers(kernel).compile(tuple(kinds))
+    return compiled
+
+
+def launch_compiled(kernel, grid, threads, stream, arguments, shared=0):
+    """Launch it on this grid of blocks."""
+    compiled = compiled_for(kernel, threads, arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")         # Numba warns of small grids; here they are meant
         configured = kernel[grid, threads, stream]
-    compiled.launch(arguments, configured.griddim, configured.blockdim, configured.stream)
+    if shared:
+        allow_shared(compiled, shared)
+    compiled.launch(arguments, configured.griddim, configured.blockdim, configured.stream, shared)
+
+
+def allow_shared(compiled, nbytes):
+    """Let a compiled kernel have this much dynamic shared memory: over 48 KiB a GPU wants to be asked, and Numba has no
+    option for that."""
+    from numba.cuda.cudadrv.driver import binding, driver
+
+    function = compiled._codelibrary.get_cufunc()
+    attribute = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    driver.cuKernelSetAttribute(attribute, nbytes, function.handle, function.device.id)
 
 
 @cache

@@ -6,17 +6,20 @@
 
 from functools import partial
 
-from cuda_kernels.heads import KERNELS, WITH_BACKWARD, backward, forward
+from cuda_kernels.heads import KERNELS, PLAIN, WITH_BACKWARD, backward, forward
 from cuda_kernels.switch import SIMULATED
 from fa_ref.testing import adapters, registry
 
 NOT_OFFERED = ("float_mask", "bias", "alibi")
+NOT_ON_TENSOR_CORES = ("bool_mask", "softcap", "sink", "dv_differs", "reverse")
+TENSOR_CORE_DIMS = (8, 16, 32, 64, 96, 128, 192, 256)               # to be drawn; any others up to 256 are padded
 DESCRIPTIONS = {
     "standard": "S and P in the GPU's memory; four kernels backward",
     "fa1": "one block per head; O, l and m travel to memory in every step",
     "fa2": "one block per tile of queries; O stays on chip until it is finished",
     "fa1_warps": "warps share the keys of a tile: partial results meet in shared memory",
     "fa2_warps": "warps share the queries of a tile: shuffles inside a warp only",
+    "fa2_mma": "tensor cores; P stays in registers, tiles are copied one step ahead",
 }
 
 
@@ -26,7 +29,12 @@ def implementation(kernel, threads=None, deterministic=True):
     ask, supports = adapters.fa_ref(partial(forward, kernel=kernel, threads=threads),
                                     backward=gradients if kernel in WITH_BACKWARD else None)
     bitwise = deterministic or SIMULATED or kernel != "fa2"
-    return ask, supports.without(*NOT_OFFERED).but(deterministic=bitwise)
+    supports = supports.without(*NOT_OFFERED).but(deterministic=bitwise)
+    if kernel not in PLAIN:
+        tiles = () if threads is None else (threads // 2,)          # 16 queries for each warp
+        supports = supports.without(*NOT_ON_TENSOR_CORES).but(
+            dtypes=("float16", "bfloat16"), head_dims=TENSOR_CORE_DIMS, tiles=tiles)
+    return ask, supports
 
 
 for name in KERNELS:

@@ -47,7 +47,7 @@ def costs(report):
         x, torchs, truth = torch_math(heads)
         for pass_, (ms, mb) in torchs.items():
             cost(report, heads, "torch math", "", pass_, ms, mb, 1.0)
-        for kernel in cuda_kernels.KERNELS:
+        for kernel in cuda_kernels.PLAIN:
             for tile in sorted({largest_tile(kernel), 16}, reverse=True):
                 def forward(kernel=kernel, tile=tile, x=x):
                     return cuda_kernels.forward(*x[:3], kernel=kernel, block_q=tile, block_k=tile)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 DTYPES = ("float32", "float16", "bfloat16")
 NUMBERED = {"t", "T", "i", "j", "h", "g", "b", "other"}             # threads, blocks and what they are the numbers of
+NO_ROWS = {"b0", "b1", "b2", "b3", "lowest", "highest"}             # pairs of numbers; distances inside one tile
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,7 @@ def test_everything_is_there(inferred):
                          "finish.sink_gradient", "scores.visible", "scores.score", "scores.chain", "scores.empty"}
         assert dtype == "float16" or names >= {"standard.forward", "standard.backward_dV", "fa1.forward",
                                                "fa1_backward.backward", "fa1_warps.forward", "fa2_warps.forward"}
+        assert dtype == "float32" or names >= {"fa2_mma.forward", "swizzled.cell", "swizzled.further", "swizzled.load"}
         assert ("finish.round_once" in names) == ("launch.rounded" in names) == (dtype != "float32")
 
 
@@ -55,7 +57,8 @@ def test_no_float64(inferred):
 def test_rows_are_counted_in_64_bits(inferred):
     """K10: only threads and blocks have 32-bit numbers; what is computed from them is wider."""
     for name, types in inferred.items():
-        assert (narrow_integers(types) <= NUMBERED) == (name != "wrong.counted"), (name, narrow_integers(types))
+        narrow = narrow_integers(types)
+        assert (narrow <= NUMBERED | NO_ROWS) == (name != "wrong.counted"), (name, narrow)
     assert {"t", "T", "b"} <= narrow_integers(inferred["fa2.forward float32"])
 
 
@@ -96,7 +99,7 @@ def main():
     def infer(function, kinds, dtype):
         note(function, dtype, compile_cuda(function, types.void, kinds, debug=False, lineinfo=False, cc=(9, 0)))
 
-    def launched(kernel, grid, threads, stream, arguments):
+    def launched(kernel, grid, threads, stream, arguments, shared=0):
         if kernel not in done:
             infer(kernel.py_func, tuple(types.Array(numba.from_dtype(x.dtype), x.ndim, "A") if getattr(x, "ndim", 0)
                                         else numba.typeof(x) for x in arguments), dtype)
@@ -118,11 +121,15 @@ def main():
         q, k, v = (np.zeros((1, heads_, 5, d), bfloat16 if dtype == "bfloat16" else dtype)
                    for heads_, d in ((2, 3), (1, 3), (1, 2)))
         out, lse = np.zeros((1, 2, 5, 2), q.dtype), np.zeros((1, 2, 5), np.float32)
-        for kernel in cuda_kernels.KERNELS if dtype != "float16" else ("fa2",):
+        for kernel in cuda_kernels.PLAIN if dtype != "float16" else ("fa2",):
             how = {"kernel": kernel, "softcap": 1.0, "sink": np.zeros(2, np.float32), "mask": np.ones((5, 5), bool)}
             cuda_kernels.forward(q, k, v, **how)
             for deterministic in (False, True) if kernel in cuda_kernels.WITH_BACKWARD else ():
                 cuda_kernels.backward(out, q, k, v, out, lse, deterministic=deterministic, **how)
+
+        if dtype != "float32":
+            for scale in (1.0, -1.0):
+                cuda_kernels.forward(k, k, k, kernel="fa2_mma", scale=scale)
 
     def times_a_tenth(x):
         x[0] = x[0] * 0.1

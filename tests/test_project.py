@@ -17,10 +17,11 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("fa_ref", "cuda_kernels", "tests", "notebooks", "docs", ".ci", ".vscode")
 TEXT = ("", ".py", ".md", ".toml", ".yml", ".txt", ".json", ".html", ".ipynb")
+CACHES = {".hypothesis", ".ipynb_checkpoints", "__pycache__"}          # of runs, and in .gitignore
 FILES = sorted(
     path
     for path in [*ROOT.glob("*"), *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*"))]
-    if path.is_file() and path.suffix in TEXT
+    if path.is_file() and path.suffix in TEXT and not CACHES & {*path.parts}
 )
 
 

@@ -58,6 +58,25 @@ def test_every_barrier_is_there(compiled):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["float16 64", "bfloat16 64", "bfloat16 128", "bfloat16 128 8 warps"])
+def test_tensor_cores(compiled, name):
+    """One barrier; no local memory; all products of P and V written out, of Q and K those of some channels at least
+    (a loop over channels may stay a loop: it indexes nothing of the lane's own)."""
+    facts = compiled[f"fa2_mma {name}"]
+    d, slabs = int(name.split()[1]), 1 if "8 warps" in name else 2
+    of_scores = facts["products"] - slabs * (64 // 16) * (d // 8)
+    assert of_scores >= slabs * 8 and of_scores % (slabs * 8) == 0
+    assert facts["barriers"] == 1 and facts["local"] is False and facts["copies"] > 0
+    assert facts["shared"] == 0                                     # it is asked for at the launch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["float16 59", "bfloat16 59"])
+def test_tensor_cores_with_rows_that_are_not_aligned(compiled, name):
+    assert compiled[f"fa2_mma {name}"]["copies"] == 0 and compiled[f"fa2_mma {name}"]["products"] > 0
+
+
+@pytest.mark.slow
 def test_no_fast_maths(compiled):
     """Divisions are exact, tanh and exp those of libdevice."""
     assert [name for name, facts in compiled.items() if facts["fast"]] == ["wrong: fast maths"]
@@ -104,6 +123,7 @@ def main():
         fa2,
         fa2_backward,
         fa2_dq,
+        fa2_mma,
         fa2_warps,
         finish,
         scores,
@@ -116,7 +136,8 @@ def main():
     found = {}
 
     def compile_(name, kernel, arguments, formula=None):
-        ptx, _ = cuda.compile_ptx(kernel.py_func, arguments, cc=(9, 0), fastmath=kernel.targetoptions["fastmath"])
+        options = {key: x for key, x in kernel.targetoptions.items() if key in ("fastmath", "launch_bounds")}
+        ptx, _ = cuda.compile_ptx(kernel.py_func, arguments, cc=(9, 0), **options)
         found[name] = facts_of(ptx, formula)
 
     def compile_all(dtype, dtype_name, only=None):
@@ -160,6 +181,17 @@ def main():
         compile_all(dtype, name, ("fa2 forward", "fa1 backward", "standard backward_dQ", "merge", "narrow"))
     compile_all(np.float64, "float64", ("fa2 forward",))
 
+    for name, dtype, R, warps, d in (
+            ("float16 64", np.float16, 32, 4, 64), ("bfloat16 64", bfloat16, 32, 4, 64),
+            ("bfloat16 128", bfloat16, 32, 4, 128), ("bfloat16 128 8 warps", bfloat16, 16, 8, 128)):
+        S = array(dtype, 4)
+        compile_(f"fa2_mma {name}", fa2_mma.make_forward(R, warps, 64, d, np.dtype(dtype), True, True),
+                 (S, S, S, S, array(np.float32, 3), types.float32, types.int64, types.int64))
+    for name, dtype in (("float16 59", np.float16), ("bfloat16 59", bfloat16)):   # rows no copy takes whole
+        S = array(dtype, 4)
+        compile_(f"fa2_mma {name}", fa2_mma.make_forward(32, 4, 64, 59, np.dtype(dtype), True, False),
+                 (S, S, S, S, array(np.float32, 3), types.float32, types.int64, types.int64))
+
     f4 = array(np.float32, 1)
 
     def times_a_tenth(x):
@@ -195,6 +227,8 @@ def facts_of(ptx, formula):
         "formula": formula,
         "barriers": ptx.count("bar.sync"),
         "fast": re.findall(r"div\.(?:approx|full)\S*|tanh\.approx\S*", ptx),
+        "products": ptx.count("mma.sync"),
+        "copies": ptx.count("cp.async.cg"),
         "exact divisions": ptx.count("div.rn.f32"),
         **{name: ptx.count(name) for name in ("cvt.rn.bf16.f32", "cvt.rn.f16.f32")},
     }

@@ -252,6 +252,7 @@ def test_counts_of_a_tree(threads):
     assert a.ok
     assert vars(a.counts) == {
         "blocks": 3, "barriers": 3 * (1 + levels), "syncwarps": 0, "shuffles": 0, "votes": 0,
+        "matrix_loads": 0, "matrix_products": 0,
         "shared_reads": 3 * (2 * (threads - 1) + 1), "shared_writes": 3 * (2 * threads - 1),
         "global_reads": 3 * threads, "global_writes": 3, "atomics": 0}
     assert [(name, index) for name, index, _ in a.blocks] == [("tree_sum", (b, 0, 0)) for b in range(3)]

@@ -5,6 +5,8 @@ every kernel written with `from numba import cuda` and `@cuda.jit`:
 
     stop inside      a block of one thread runs in your own Python thread: pdb, VS Code and JupyterLab stop in it
     warps            shuffles, votes, matches, syncwarp
+    copies           cp.async: what is under way is NaN until its thread has waited for it (the models of such
+                     instructions are in `cuda_kernels.ptx`)
     memory           fresh shared and local memory is NaN; an index < 0 or past the end is an error with a name in it
     numbers          math.exp of a float32 is a float32, and inf where Python would raise
     order            threads take turns in a fixed order, without polling: every run is the same run, and soon over
@@ -17,15 +19,15 @@ every kernel written with `from numba import cuda` and `@cuda.jit`:
         kernel[blocks, threads](…)
     print(a)         how many barriers, how much shared memory traffic; and races, uneven barriers, unwritten memory
 
-Read in this order: meetings, blocks, crew (who runs when); memory, spaces, maths, warps, device (what kernels see);
-lending, launch; then races, findings, watched, audit.
+Read in this order: meetings, blocks, crew (who runs when); memory, spaces, maths, warps, flights, device (what
+kernels see); lending, launch; then races, findings, watched, audit.
 
 What a green run does not prove. An audit sees the accesses that this run made, with these inputs: another branch or
 another size may hold a race that it has not seen (but threads need not collide in time for a race to be found). The
-rounding is NumPy's, not the GPU's. Speed, registers, bank conflicts, the limits of a card, alignment, and what the
-compiler makes of the code do not exist here. Threads run one after another, and so do blocks: a kernel that waits for
-another block cannot run. Locks and fences built from atomics are not understood as order: what they protect is reported
-as a race.
+rounding is NumPy's, not the GPU's. Speed, registers, bank conflicts, the limits of a card, alignment (but in the
+instructions of `ptx`), and what the compiler makes of the code do not exist here. Threads run one after another, and
+so do blocks: a kernel that waits for another block cannot run. Locks and fences built from atomics are not understood
+as order: what they protect is reported as a race.
 """
 
 from contextlib import contextmanager

@@ -10,6 +10,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from cuda_kernels.simulator.flights import Flights
 from cuda_kernels.simulator.meetings import Meeting, Part
 from cuda_kernels.simulator.places import kernel_frame, numbers, place
 
@@ -57,7 +58,7 @@ class Block:
         self.alive = [0] * (lanes[-1].warp + 1)         # per warp, one bit for each lane that has not returned
         for lane in lanes:
             self.alive[lane.warp] |= 1 << lane.lane
-        self.ready, self.meetings = deque(lanes), {}
+        self.ready, self.meetings, self.copies = deque(lanes), {}, Flights(self)
         self.main = allocate_lock()                     # the baton of whoever started the block
         self.main.acquire()
         self.running, self.failed, self.error, self.idle = None, False, None, 0

@@ -7,7 +7,8 @@ from cuda_kernels.simulator.races import READ, WRITE
 
 SHUFFLES = ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync")
 VOTES = ("all_sync", "any_sync", "eq_sync", "ballot_sync", "match_any_sync", "match_all_sync")
-FIELD = {"syncwarp": "syncwarps", **dict.fromkeys(SHUFFLES, "shuffles"), **dict.fromkeys(VOTES, "votes")}
+FIELD = {"syncwarp": "syncwarps", "ldmatrix": "matrix_loads", "mma": "matrix_products",
+         **dict.fromkeys(SHUFFLES, "shuffles"), **dict.fromkeys(VOTES, "votes")}
 
 
 @dataclass
@@ -19,6 +20,8 @@ class Counts:
     syncwarps: int = 0
     shuffles: int = 0
     votes: int = 0                  # and matches
+    matrix_loads: int = 0           # ldmatrix
+    matrix_products: int = 0        # mma
     shared_reads: int = 0
     shared_writes: int = 0
     global_reads: int = 0

@@ -2,8 +2,10 @@
 
 import sys
 
-# Modules whose frames are passed over on the way to the kernel's own line. Models of instructions may add theirs.
-HIDDEN = {"numpy.lib.mixins", *(f"{__package__}.{name}" for name in ("blocks", "warps", "device", "memory", "watched"))}
+# Modules whose frames are passed over on the way to the kernel's own line.
+OURS = ("simulator.blocks", "simulator.warps", "simulator.device", "simulator.memory", "simulator.watched",
+        "simulator.flights", "ptx.warp", "ptx.matrices", "ptx.copies")
+HIDDEN = {"numpy.lib.mixins", *(f"cuda_kernels.{name}" for name in OURS)}
 
 
 def kernel_frame():

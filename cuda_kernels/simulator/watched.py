@@ -44,12 +44,12 @@ class Watched(Guarded):
 
     def note_all(self, action, view):
         """The same for every cell of a view."""
-        offsets = np.zeros(view.shape, np.int64)
-        for axis, (size, stride) in enumerate(zip(view.shape, view.strides, strict=True)):
-            offsets += np.expand_dims(np.arange(size) * stride, [a for a in range(view.ndim) if a != axis])
-        start = address_of(view)
-        for offset in offsets.ravel().tolist():
-            self.device.block.watch.access(action, self, start + offset)
+        for address in addresses_of(view):
+            self.device.block.watch.access(action, self, address)
+
+    def addresses(self):
+        """Where its cells lie."""
+        return addresses_of(self.data)
 
     def reading(self):
         self.note_all(READ, self.data)
@@ -94,16 +94,22 @@ class BlockWatch:
         origin, size, lane = array.origin, array.itemsize, array.device.block.running
         self.counts.add(action, origin.space)
         memory = self.memory if origin.space == "shared" else self.launch.memory
+        if origin.space == "shared" and (began := array.device.block.copies.over.get(address)):
+            self.find("race", origin, address, began, self.now(array.device.block, action))
         for cell in memory.at(address, size, self):
             known = cell.last[READ].get(lane.number)
             if action is READ and known and known.time == lane.now and cell.block is self:
                 continue                                # nothing has changed since it read this before
-            frame = kernel_frame()
-            access = races.Access(self, lane.number, lane.now, action, frame.f_code.co_filename, frame.f_lineno)
+            access = self.now(array.device.block, action)
             if origin.space == "shared" and not cell.written and action is not WRITE:
                 self.find("uninitialised", origin, address, access)
             for other in cell.add(access, lane.past):
                 self.find("race", origin, address, other, access)
+
+    def now(self, block, action):
+        """What the running thread does at this place in the kernel."""
+        lane, frame = block.running, kernel_frame()
+        return races.Access(self, lane.number, lane.now, action, frame.f_code.co_filename, frame.f_lineno)
 
     def find(self, kind, origin, address, *accesses):
         """Report what was found about one cell."""
@@ -173,6 +179,14 @@ class BlockWatch:
 def address_of(data):
     """Where the first cell of a NumPy array lies in memory."""
     return data.__array_interface__["data"][0]
+
+
+def addresses_of(data):
+    """Where the cells of a NumPy array lie in memory."""
+    offsets = np.zeros(data.shape, np.int64)
+    for axis, (size, stride) in enumerate(zip(data.shape, data.strides, strict=True)):
+        offsets += np.expand_dims(np.arange(size) * stride, [a for a in range(data.ndim) if a != axis])
+    return (address_of(data) + offsets).ravel().tolist()
 
 
 def index_of(data, address):

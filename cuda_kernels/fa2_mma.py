@@ -1,0 +1,233 @@
+"""FlashAttention-2 on tensor cores: float16 and bfloat16, products by whole warps, copies that run ahead.
+
+The steps are those of `fa2.py`, and rows are shared out as in `fa2_warps.py`. What changes: a warp multiplies matrices
+(`ptx.mma`), so the elements of scores, P and acc lie where that instruction wants them, in registers, spread over the
+lanes (`ptx/matrices.py`). A row is a matter of four lanes, a quad: of every 8 scores of it each has 2 neighbours.
+
+    grid        (Tr, Hq, B)
+    block       1 to 8 warps; warp w has the rows w·R … w·R + R − 1 of the tile, R = 16 or 32: one or two slabs of 16
+    lanes       of each slab the rows lane // 4 and lane // 4 + 8; of every 8 keys or channels the two from lane % 4 · 2
+    on chip     shared by the warps: Qi, and Kj and Vj twice (see shared_bytes); a lane's own, in registers: S, P, acc,
+                m, l, alpha
+    barriers    1 per tile of keys: the tile is there, and everybody is done with the one before
+    shuffles    2 per row and tile of keys, for the maximum; 2 at the end, for the sum, which can wait: it is linear
+    in memory   Qi is read once, K and V by every block that sees them, one tile ahead; O and L are written once
+
+P never meets shared memory: of 16 neighbouring scores each lane has, rounded and paired, just what the left factor of
+the next product wants of it. exp(s) is 2^(s·log₂e): with log₂e in the scale, an element of P costs one multiply-add
+and one ex2, and m is a maximum of bare products. Only tiles on the border of what their queries see are masked; tiles
+beyond it are not visited, and keys beyond it not even read: zeros take their place.
+
+Where things lie: S[(s·keys + y)·4 + 2·half + z] is slab s, 8·y keys further on, the upper or lower of its two rows, the
+first or second of its two keys; acc likewise. The lane's row n is the half n % 2 of slab n // 2.
+
+Offered: d = dv up to 256, causal, window, any scale, grouped heads, any lengths and strides.
+"""
+
+import math
+from functools import cache, partial
+
+import numba
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from cuda_kernels import arrays, ptx, swizzled, tensor_cores
+from cuda_kernels.launch import ALL, WARP, numbers
+from cuda_kernels.swizzled import CHUNK, PRODUCT, padded
+from cuda_kernels.tensor_cores import SLAB, WARPS
+
+__all__ = ["WARPS", "forward", "make_forward", "plan", "shared_bytes"]
+
+LOG2_E, LN_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+
+
+@cache
+def make_forward(R, warps, Bc, d, dtype, positive, aligned):
+    """The kernel for R rows of each warp, this many warps, tiles of Bc keys, head dim and storage dtype.
+
+    positive: is the scale > 0? Then the maximum of scores is that of products. aligned: may Q, K, V be read 16 bytes at
+    a time, and O be written 4? Arguments of the kernel: Q (B, Hq, Nq, d), K, V (B, Hkv, Nk, d), O (B, Hq, Nq, d) in the
+    storage dtype, L (B, Hq, Nq) float32; scale · log₂e in float32, of which `positive` speaks; then numbers.
+    """
+    wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
+    storage, multiply, pair = numba.from_dtype(arrays.word_dtype(dtype)), ptx.mma(dtype), ptx.pair(dtype)
+    cell, further, load = swizzled.functions(d, warps, narrow, aligned)
+    Br, D = R * warps, padded(d)
+    slabs, rows = R // SLAB, R // 8                                 # of a warp; of a lane
+    keys, channels = Bc // 8, D // 8                                # products side by side, in S and in acc
+    S_size, P_size, acc_size, a_size = slabs * keys * 4, slabs * keys * 2, slabs * channels * 4, slabs * 4
+    K_at, V_at, stage = Br * D, (Br + Bc) * D, 2 * Bc * D           # where Kj, Vj begin; how far on the next ones
+
+    @cuda.jit(launch_bounds=warps * WARP)
+    def forward(Q, K, V, O, L, scale, left, right):
+        t = cuda.threadIdx.x
+        w, lane = t // WARP, t % WARP
+        i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        Nq, Nk = Q.shape[2], K.shape[2]
+        g = h // (Q.shape[1] // K.shape[1])                         # the KV head of query head h
+        offset = Nk - Nq
+        row0 = i * Br                                               # first query of the tile
+        br = min(Br, Nq - row0)                                     # how many there are
+        low = max(0, row0 + offset - left)                          # the keys that some query of the tile sees:
+        high = min(Nk, row0 + br + offset + right)                  # low … high − 1, none if that is below 1
+        first, last = low // Bc, (high + Bc - 1) // Bc              # their tiles: first … last − 1
+        remaining = scale if positive else one                      # factor that scores still lack below
+
+        tile = cuda.shared.array(0, storage, 128)                   # Qi; Kj, Vj of even tiles; of odd tiles
+        S = cuda.local.array(S_size, wide)
+        P = cuda.local.array(P_size, types.uint32)                  # pairs
+        acc = cuda.local.array(acc_size, wide)
+        a = cuda.local.array(a_size, types.uint32)                  # left factors
+        m = cuda.local.array(rows, wide)                            # the same in all lanes of a quad
+        l = cuda.local.array(rows, wide)                            # of the lane's own keys
+        alpha = cuda.local.array(rows, wide)
+
+        if low < high:
+            # (1) load Qi, and the first Kj and Vj
+            load(tile, 0, Br, Q, b, h, row0, 0, Nq, t)
+            load(tile, K_at + (first & 1) * stage, Bc, K, b, g, first * Bc, low, high, t)
+            load(tile, V_at + (first & 1) * stage, Bc, V, b, g, first * Bc, low, high, t)
+        ptx.commit_copies()
+        # (2) nothing seen yet
+        for n in range(rows):
+            m[n] = minus_inf
+            l[n] = zero
+        for e in range(acc_size):
+            acc[e] = zero
+
+        for j in range(first, last):
+            col0 = j * Bc                                           # first key of the tile
+            Kj, Vj = K_at + (j & 1) * stage, V_at + (j & 1) * stage
+
+            ptx.wait_copies(0)
+            cuda.syncthreads()                                      # Kj, Vj are there, the tile before is done with
+            # (3) load Kj, Vj for the next step
+            if j + 1 < last:
+                load(tile, K_at + (j + 1 & 1) * stage, Bc, K, b, g, col0 + Bc, low, high, t)
+                load(tile, V_at + (j + 1 & 1) * stage, Bc, V, b, g, col0 + Bc, low, high, t)
+            ptx.commit_copies()
+
+            # (4) scores, which lack the scale
+            for e in range(S_size):
+                S[e] = zero
+            # the rows that this lane names when the warp loads a left factor, and two right ones: see ptx/matrices.py
+            Q_row, K_row = cell(w * R + lane % 16, lane // 16), Kj + cell(lane // 16 * 8 + lane % 8, lane // 8 % 2)
+            for k in range(D // PRODUCT):                           # 16 channels at a time
+                for s in range(slabs):
+                    e = 4 * s
+                    a[e], a[e + 1], a[e + 2], a[e + 3] = ptx.ldmatrix_x4(tile, further(Q_row, 2 * k) + s * SLAB * D)
+                for y in range(0, keys, 2):
+                    b0, b1, b2, b3 = ptx.ldmatrix_x4(tile, further(K_row, 2 * k) + y * 8 * D)
+                    for s in range(slabs):
+                        e, f = 4 * s, (s * keys + y) * 4
+                        left_factor = a[e], a[e + 1], a[e + 2], a[e + 3]
+                        multiply(S, f, left_factor, (b0, b1))
+                        multiply(S, f + 4, left_factor, (b2, b3))
+            if not positive:
+                for e in range(S_size):
+                    S[e] *= scale
+            p0 = row0 + offset                                      # where the first and the last query stand
+            p1 = p0 + br - 1
+            if col0 < p1 - left or col0 + Bc > min(p0 + right + 1, Nk):     # not every query sees all of the tile
+                for n in range(rows):
+                    p = p0 + w * R + n * 8 + lane // 4              # where the row stands
+                    mine = col0 + lane % 4 * 2                      # the lane's first key; seen are …
+                    lowest = np.int32(max(p - left - mine, 0))      # … those this far from it, and not farther
+                    highest = np.int32(min(min(p + right, Nk - 1) - mine, Bc))      # than this
+                    for y in range(keys):
+                        for z in range(2):
+                            e = (n // 2 * keys + y) * 4 + n % 2 * 2 + z
+                            S[e] = S[e] if lowest <= y * 8 + z <= highest else minus_inf
+
+            for n in range(rows):
+                e0 = n // 2 * keys * 4 + n % 2 * 2                  # the first score of this row
+                # (5) running maximum: of the lane's keys, then of the quad
+                m_new = m[n]
+                for y in range(keys):
+                    e = e0 + 4 * y
+                    m_new = max(m_new, max(S[e], S[e + 1]))
+                m_new = max(m_new, cuda.shfl_xor_sync(ALL, m_new, 1))
+                m_new = max(m_new, cuda.shfl_xor_sync(ALL, m_new, 2))
+                top = remaining * m_new if m_new != minus_inf else zero
+                # (6) un-normalised P, rounded in pairs
+                p_sum = zero
+                for y in range(keys):
+                    e, f = e0 + 4 * y, e0 // 2 + 2 * y              # two of S are one of P
+                    x0 = ptx.exp2(cuda.fma(S[e], remaining, -top))
+                    x1 = ptx.exp2(cuda.fma(S[e + 1], remaining, -top))
+                    p_sum += x0 + x1
+                    P[f] = pair(x0, x1)
+                # (7) what the past is worth now
+                alpha[n] = ptx.exp2(cuda.fma(m[n], remaining, -top))
+                # (8) running sum: of the lane's keys
+                l[n] = alpha[n] * l[n] + p_sum
+                m[n] = m_new
+
+            # (9) running output
+            for n in range(rows):
+                for y in range(channels):
+                    e = (n // 2 * channels + y) * 4 + n % 2 * 2
+                    acc[e] *= alpha[n]
+                    acc[e + 1] *= alpha[n]
+            V_row = Vj + cell(lane % 16, lane // 16)                # two right factors, transposed as they are loaded
+            for k in range(Bc // PRODUCT):                          # 16 keys at a time
+                for y in range(0, channels, 2):
+                    b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(tile, further(V_row, y) + k * 16 * D)
+                    for s in range(slabs):
+                        e, f = (s * keys + 2 * k) * 2, (s * channels + y) * 4
+                        left_factor = P[e], P[e + 1], P[e + 2], P[e + 3]
+                        multiply(acc, f, left_factor, (b0, b1))
+                        multiply(acc, f + 4, left_factor, (b2, b3))
+
+        for n in range(rows):
+            row = row0 + w * R + n * 8 + lane // 4
+            l_row = l[n] + cuda.shfl_xor_sync(ALL, l[n], 1)
+            l_row += cuda.shfl_xor_sync(ALL, l_row, 2)
+            divisor = l_row if l_row != zero else one
+            inverse = one / divisor
+            if row < Nq:
+                # (10) the one division, store Oi
+                for y in range(channels):
+                    x = y * 8 + lane % 4 * 2
+                    e = (n // 2 * channels + y) * 4 + n % 2 * 2
+                    if aligned:
+                        if x < d:
+                            ptx.store_pair(O, (b, h, row, x), pair(acc[e] * inverse, acc[e + 1] * inverse))
+                    else:
+                        if x < d:
+                            O[b, h, row, x] = narrow(acc[e] * inverse)
+                        if x + 1 < d:
+                            O[b, h, row, x + 1] = narrow(acc[e + 1] * inverse)
+                # (11) store Li
+                if lane % 4 == 0:
+                    L[b, h, row] = m[n] * remaining * LN_2 + math.log(divisor)
+
+    return forward
+
+
+def shared_bytes(Br, Bc, d, dv, itemsize, threads=None):
+    """Bytes of shared memory of a block, all of it asked for at the launch: Qi, and Kj and Vj twice."""
+    return 2 * padded(d) * (Br + 4 * Bc)
+
+
+plan = partial(tensor_cores.plan, "fa2_mma", shared_bytes)
+
+
+def launch_of(call, Q, K, V):
+    """(kernel, grid, the numbers behind its arrays, bytes of shared memory) for arrays as kernels get them."""
+    warps, d = call.threads // WARP, call.sizes.d
+    _, scale, _, left, right, _ = call.rule
+    aligned = d % CHUNK == 0 and all(arrays.in_chunks(X, 2 * CHUNK) for X in (Q, K, V))
+    kernel = make_forward(call.Br // warps, warps, call.Bc, d, call.dtype, bool(scale > 0), aligned)
+    return (kernel, (call.Tr, call.sizes.Hq, call.sizes.B), (scale * LOG2_E, left, right),
+            shared_bytes(call.Br, call.Bc, d, d, 2))
+
+
+def forward(call, Q, K, V):
+    """Launch the forward pass; returns O, L."""
+    B, Hq, _, Nq, _, _, dv = call.sizes
+    O, L = call.empty(B, Hq, Nq, dv, dtype=call.dtype), call.empty(B, Hq, Nq)
+    kernel, grid, numbers, shared = launch_of(call, *map(call.place.argument, (Q, K, V)))
+    call.launch(kernel, grid, Q, K, V, O, L, *numbers, shared=shared)
+    return O, L

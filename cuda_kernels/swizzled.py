@@ -1,0 +1,80 @@
+"""Tiles of 16-bit numbers in shared memory, as products by whole warps want them: swizzled, padded with zeros.
+
+A tile of rows of d numbers lies on chip with D numbers to a row, d rounded up to what a product takes at a time. It is
+handled in chunks of 8 numbers, 16 bytes: they are copied and loaded whole.
+
+`ldmatrix` reads 8 neighbouring rows at once, of each the same chunk. Shared memory has 32 banks of 4 bytes, so 8 chunks
+fit side by side; were rows simply laid one after another, the 8 chunks would meet in one place (D = 64), in two
+(D = 32) or in four. So chunks are exchanged inside a row, in every row in another way: chunk c of row r lies where
+c xor (some bits of r) would. Nothing is wasted, and no two of the 8 meet.
+
+    D = 32, 4 chunks a row; the number is c       row 0    0 1 2 3    row 2    1 0 3 2    row 4    2 3 0 1
+    (two rows fill all 32 banks)                  row 1    0 1 2 3    row 3    1 0 3 2    row 5    2 3 0 1
+"""
+
+import math
+
+import numpy as np
+from numba import cuda
+
+from cuda_kernels import ptx
+from cuda_kernels.launch import WARP
+
+CHUNK = 8                                                           # numbers of 16 bits in 16 bytes
+PRODUCT = 16                                                        # channels or keys that a product takes at a time
+
+
+def padded(d):
+    """D, the numbers that a row has on chip."""
+    return -(-d // PRODUCT) * PRODUCT
+
+
+def functions(d, warps, narrow, aligned):
+    """(cell, further, load) for rows of d numbers and blocks of this many warps.
+
+    narrow: from float32 to the storage dtype. aligned: may rows in memory be read 16 bytes at a time?
+    """
+    D, nothing = padded(d), np.float32(0)
+    chunks, threads = D // CHUNK, warps * WARP
+    swap = math.gcd(chunks, 8) - 1                                  # the bits of c that are exchanged
+    shift = 3 - swap.bit_length()                                   # by those of r from here on
+    at_once = threads // chunks                                     # rows that are loaded at once; by all threads?
+    by_all = threads % chunks == 0
+
+    @cuda.jit(device=True, forceinline=True)
+    def cell(r, c):
+        """Where in its tile chunk c of row r begins."""
+        return r * D + (c ^ (r >> shift & swap)) * CHUNK
+
+    @cuda.jit(device=True, forceinline=True)
+    def further(at, c):
+        """Where the chunk c further on in its row begins, for an even c, if one of the first two begins at `at`.
+
+        `cell` would say the same, but so a lane has one place to remember instead of one for each c.
+        """
+        return (at ^ (c & swap) * CHUNK) + (c & ~swap) * CHUNK
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(tile, at, size, X, b, h, row0, low, high, t):
+        """Begin to load a tile of `size` rows of X[b, h], from row0 on, to tile[at …]; zeros for rows that are not
+        among low … high − 1."""
+        r0, c = t // chunks, t % chunks
+        if aligned and d == D and by_all and size % at_once == 0 and low <= row0 and row0 + size <= high:
+            for n in range(size // at_once):                        # nothing to leave out, in nearly every tile
+                r = r0 + n * at_once
+                ptx.copy_async(tile, at + cell(r, c), X, (b, h, row0 + r, c * CHUNK), CHUNK)
+        else:
+            for n in range((size + at_once - 1) // at_once):
+                r = r0 + n * at_once
+                row = row0 + r
+                inside = low <= row < high
+                if (by_all or r0 < at_once) and (size % at_once == 0 or r < size):
+                    if aligned:
+                        count = CHUNK if inside and (d == D or c * CHUNK < d) else 0
+                        ptx.copy_async(tile, at + cell(r, c), X, (b, h, row if inside else low, c * CHUNK), count)
+                    else:
+                        for y in range(CHUNK):
+                            x = c * CHUNK + y
+                            tile[at + cell(r, c) + y] = X[b, h, row, x] if inside and x < d else narrow(nothing)
+
+    return cell, further, load

@@ -1,0 +1,288 @@
+"""FlashAttention-2 on tensor cores: the oracle's function, at lengths and head dims that suit its tiles or do not.
+
+They run in the simulator, and on the GPU where FA_REF_CUDA=gpu.
+"""
+
+import re
+import time
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+import cuda_kernels
+from cuda_kernels import fa2_mma, registered
+from fa_ref.testing import Problem, oracle
+from fa_ref.testing.properties import PROPERTIES
+from fa_ref.testing.running import try_property
+from fa_ref.testing.standard_16bit import two_errors
+from test_kernels import judge, solve
+
+DTYPES = {"float16": np.float16, "bfloat16": bfloat16}
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+simulated = pytest.mark.skipif(not cuda_kernels.SIMULATED, reason="about the simulator; kernels run on a GPU here")
+slow = pytest.mark.slow
+
+
+def problem(dtype=np.float16, Nq=32, Nk=32, d=64, heads=(1, 1), seed=0, **options):
+    rng = np.random.default_rng([seed, Nq, Nk, d])
+    shapes = (heads[0], Nq), (heads[1], Nk), (heads[1], Nk)
+    return Problem(*(rng.standard_normal((1, *shape, d)).astype(dtype) for shape in shapes), **options)
+
+
+def solved(p, warps=1, Br=None, Bc=None):
+    """The answer of the kernel to a problem, with these tiles."""
+    return solve(p.replace(block_q=Br, block_k=Bc), kernel="fa2_mma", threads=32 * warps)
+
+
+def holds(p, **how):
+    """Within the bound of every element, and the rule of two errors as well."""
+    result = solved(p, **how)
+    judge(p, result)
+    verdict = two_errors(result, oracle.solve(p), p, round_scores=False)["out"]
+    assert verdict.ok, verdict
+    return result
+
+
+@dtypes
+@pytest.mark.parametrize("warps, Br, Bc", [(1, 32, 32), (1, 16, 16), (4, 64, 16), (2, 64, 64)])
+def test_warps_and_tiles(dtype, warps, Br, Bc):
+    """d = 64, N = 32, in well under 3 seconds; one tile and several."""
+    start = time.perf_counter()
+    holds(problem(dtype), warps=warps, Br=Br, Bc=Bc)
+    assert time.perf_counter() - start < 3 or not cuda_kernels.SIMULATED
+
+
+OPTIONS = {"ragged": {"Nq": 37, "Nk": 45}, "causal": {"causal": True}, "causal, more keys": {"causal": True, "Nk": 50},
+           "causal, rows that see nothing": {"causal": True, "Nq": 50, "Nk": 20}, "window": {"window": (5, 2)},
+           "window, far from everything": {"window": (0, 0), "Nq": 3, "Nk": 70},
+           "window, causal": {"window": (9, -1), "causal": True, "Nq": 40}, "one query": {"Nq": 1, "Nk": 33},
+           "one key": {"Nk": 1}, "grouped": {"heads": (4, 2), "causal": True}, "scale": {"scale": 0.5},
+           "a negative scale": {"scale": -0.3, "causal": True}, "no scale": {"scale": 0.0, "window": (3, 3)}}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(options):
+    result = holds(problem(**{"d": 16} | options))
+    if options.get("Nq") == 50:
+        assert not result.out[:, :, :30].any() and np.isneginf(result.lse[:, :, :30]).all()
+
+
+@dtypes
+@pytest.mark.parametrize("sizes", [(0, 7), (5, 0), (0, 0)])
+def test_axes_of_length_zero(dtype, sizes):
+    result = holds(problem(dtype, *sizes))
+    assert result.out.shape == (1, 1, sizes[0], 64) and np.isneginf(result.lse).all()
+
+
+@slow
+@pytest.mark.parametrize("d", [1, 7, 8, 24, 32, 40, 80, 96, 128, 192, 256])
+def test_head_dims(d):
+    """Padded with zeros up to a multiple of 16, of 8 copied 16 bytes at a time; the scale is that of the true d."""
+    holds(problem(d=d, Nq=17, Nk=21, causal=True))
+    holds(problem(d=d, Nq=3, Nk=40, dtype=bfloat16), warps=2)
+
+
+@slow
+def test_any_strides():
+    """Rows that cannot be copied 16 bytes at a time; the same bits."""
+    p = problem(d=16, Nq=20, Nk=20, heads=(2, 2), causal=True)
+    clean = solved(p)
+    shifted = [np.concatenate([x[..., :1], x], -1)[..., 1:] for x in (p.q, p.k, p.v)]       # by 2 bytes
+    spread = [x.repeat(2, -1)[..., ::2] for x in (p.q, p.k, p.v)]
+    turned = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (p.q, p.k, p.v)]
+    backwards = [np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1] for x in (p.q, p.k, p.v)]
+    for q, k, v in (shifted, spread, turned, backwards):
+        other = solved(p.replace(q=q, k=k, v=v))
+        assert clean.out.tobytes() == other.out.tobytes() and clean.lse.tobytes() == other.lse.tobytes()
+
+
+@slow
+def test_the_number_of_warps_changes_nothing():
+    """A row is one quad's business, and adds up its keys in one order."""
+    p = problem(d=16, Nq=70, Nk=40, causal=True)
+    bits = {warps: solved(p, warps=warps, Bc=16) for warps in (1, 2, 3, 5, 8)}
+    assert len({x.out.tobytes() + x.lse.tobytes() for x in bits.values()}) == 1
+
+
+@slow
+def test_keys_that_no_query_of_a_tile_sees_may_hold_anything():
+    p = problem(d=16, Nq=40, Nk=60, window=(3, 0))                  # the first keys nobody sees, …
+    clean = solved(p)
+    k, v = p.k.copy(), p.v.copy()
+    k[:, :, :17], v[:, :, :17] = np.nan, np.inf
+    k[:, :, 58:], v[:, :, 58:] = np.inf, np.nan                     # … the last ones only the last queries
+    dirty = solved(p.replace(k=k, v=v))
+    assert clean.out[:, :, :32].tobytes() == dirty.out[:, :, :32].tobytes() and np.isnan(dirty.out[:, :, 38:]).all()
+
+
+@slow
+@dtypes
+def test_large_scores(dtype):
+    """The maximum is subtracted before anything can overflow."""
+    p = problem(dtype, d=16)
+    holds(p.replace(q=p.q * 30, k=p.k * 30))
+
+
+@slow
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_property(name):
+    ask, supports = registered.implementation("fa2_mma", threads=32)
+    supports = supports.but(max_length=20, max_heads=2, head_dims=(3, 8, 16, 40), tiles=(16, 32), long_lengths=())
+    row = try_property(name, ask, supports, examples=12 if name == "equals_the_oracle" else 3)
+    if row.status == "unsupported":
+        pytest.skip(row.detail)
+    assert row.status == "ok", f"{PROPERTIES[name].sentence}\n{row.detail}"
+
+
+# --- refused --------------------------------------------------------------------------------------------------
+
+def test_what_is_refused():
+    x, sink = np.zeros((1, 1, 4, 8), np.float16), np.zeros(1, np.float32)
+    for option, said in [({"softcap": 1.0}, "softcap"), ({"sink": sink}, "sink"), ({"reverse": True}, "reverse"),
+                         ({"mask": np.ones((4, 4), bool)}, "a mask")]:
+        with pytest.raises(NotImplementedError, match=f"{said} is not offered by the kernel fa2_mma; fa2_warps"):
+            cuda_kernels.forward(x, x, x, kernel="fa2_mma", **option)
+    for arrays, said in [([np.zeros((1, 1, 4, 8), np.float32)] * 3, "dtype float32"),
+                         ([np.zeros((1, 1, 4, 264), np.float16)] * 3, "d = 264"),
+                         ([x, x, np.zeros((1, 1, 4, 5), np.float16)], "dv = 5 with d = 8")]:
+        with pytest.raises(NotImplementedError, match=said):
+            cuda_kernels.forward(*arrays, kernel="fa2_mma")
+    for how, said in [({"threads": 48}, "multiple of 32"), ({"block_k": 24}, "block_k that is a multiple of 16"),
+                      ({"threads": 64, "block_q": 16}, "64 threads and d = 8 takes block_q 32 or 64, got 16")]:
+        with pytest.raises(ValueError, match=said):
+            cuda_kernels.forward(x, x, x, kernel="fa2_mma", **how)
+    wide = np.zeros((1, 1, 4, 256), np.float16)
+    with pytest.raises(ValueError, match="takes block_q 128, got 256"):
+        cuda_kernels.forward(wide, wide, wide, kernel="fa2_mma", threads=256, block_q=256)
+    with pytest.raises(ValueError, match=r"tiles of 128 × 128 needs 327680 bytes .* but a block has 232448"):
+        cuda_kernels.forward(wide, wide, wide, kernel="fa2_mma", threads=256, block_k=128)
+    with pytest.raises(NotImplementedError, match="fa2_mma has no backward pass"):
+        cuda_kernels.backward(x, x, x, x, x, x[..., 0], kernel="fa2_mma")
+
+
+# --- what an audit says ---------------------------------------------------------------------------------------
+
+@simulated
+def test_on_chip():
+    """One barrier per tile of keys; of products, loads and shuffles what the docstrings say; and nothing is wrong."""
+    from cuda_kernels import simulator
+
+    p, tiles, warps = problem(Nq=64, Nk=40, d=32), 3, 2
+    with simulator.audit() as audit:
+        judge(p, solved(p, warps=warps, Br=64, Bc=16))
+    assert audit.ok, audit
+    found, slabs = audit.counts, 2
+    assert found.barriers == tiles and found.blocks == 1
+    assert found.matrix_products == warps * tiles * slabs * (2 * 2 + 4)         # S: 2 × 2 of them, P V: 4, for a slab
+    assert found.matrix_loads == warps * tiles * (2 * (slabs + 1) + 2)
+    assert found.shuffles == warps * 2 * slabs * (tiles + 1) * 2
+    assert found.shared_writes == 64 * 32 + tiles * 2 * 16 * 32
+    assert found.global_reads == (64 + 2 * 40) * 32 and found.global_writes == 64 * 33
+
+
+@simulated
+@slow
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (4, 4)}, {"causal": True, "Nq": 60, "d": 24},
+                                     {"d": 7, "window": (20, 0)}], ids=str)
+def test_an_audit_finds_nothing(options):
+    from cuda_kernels import simulator
+
+    p = problem(**{"Nq": 33, "Nk": 40, "d": 32} | options)
+    with simulator.audit() as audit:
+        judge(p, solved(p, warps=2))
+    assert audit.ok, audit
+
+
+# --- swizzled tiles -------------------------------------------------------------------------------------------
+
+@simulated
+@pytest.mark.parametrize("D", range(16, 257, 16))
+def test_chunks_of_8_rows_lie_in_8_groups_of_banks(D):
+    """All chunks of a tile have places of their own, and 8 neighbouring rows read any one of theirs at once."""
+    from cuda_kernels import swizzled
+
+    cell, further, _ = (f.fn for f in swizzled.functions(D, 1, np.float16, True))
+    places = np.array([[cell(r, c) for c in range(D // 8)] for r in range(64)])
+    assert sorted(places.ravel()) == list(range(0, 64 * D, 8))
+    for r in range(0, 64, 8):
+        assert all(len({place // 8 % 8 for place in places[r:r + 8, c]}) == 8 for c in range(D // 8))
+    for start in (0, 64 * D):                                       # of a tile, which begins after other whole rows
+        for r in range(16):
+            for c in range(0, D // 8, 2):
+                assert [further(start + places[r, odd], c) for odd in (0, 1)] == list(start + places[r, c:c + 2])
+
+
+# --- planted faults -------------------------------------------------------------------------------------------
+
+# (file, what stands there, what is put in its place); an audit sees the first, only the numbers see the second
+DISORDER = {
+    "no wait": ("fa2_mma", r"ptx.wait_copies\(0\)", "pass"),
+    "waits for all but the latest": ("fa2_mma", r"ptx.wait_copies\(0\)", "ptx.wait_copies(1)"),
+    "first copies not committed": ("fa2_mma", r"(?m)^        ptx.commit_copies\(\)", "        pass"),
+    "later copies not committed": ("fa2_mma", r"(?m)^            ptx.commit_copies\(\)", "            pass"),
+    "no barrier": ("fa2_mma", r"cuda.syncthreads\(\)", "pass"),
+    "barrier before the wait": ("fa2_mma", r"(ptx.wait_copies\(0\))\n( +)(cuda.syncthreads\(\))", r"\3\n\2\1"),
+    "one buffer for all tiles": ("fa2_mma", r"2 \* Bc \* D", "0"),
+    "written swizzled, read plain": ("swizzled", r"return \(at \^ .*", "return at + c * CHUNK"),
+}
+WRONG_NUMBERS = {
+    "written plain, read swizzled": ("swizzled", r"(copy_async\(tile, at \+) cell\(r, c\)", r"\1 r * D + c * 8"),
+    "rows past the end copied": ("swizzled", r"inside = low <= row < high", "inside = low <= row"),
+    "Kj read where Vj lies": ("fa2_mma", r"V_row = Vj", "V_row = Kj"),
+    "another lane's row of Q": ("fa2_mma", r"lane % 16, lane // 16\), Kj", "lane // 2, lane % 2), Kj"),
+    "another lane's row of K": ("fa2_mma", r"lane // 16 \* 8 \+ lane % 8, lane // 8 % 2", "lane % 16, lane // 16"),
+    "V not transposed": ("fa2_mma", r"ldmatrix_x4_trans", "ldmatrix_x4"),
+    "halves of P exchanged": ("fa2_mma", r"pair\(x0, x1\)", "pair(x1, x0)"),
+    "rows of P exchanged": ("fa2_mma", r"P\[f\] =", "P[f ^ 1] ="),
+    "maximum of half a quad": ("fa2_mma", r" +m_new = max\(m_new, cuda.shfl_xor_sync\(ALL, m_new, 2\)\)\n", ""),
+    "sum of half a quad": ("fa2_mma", r" +l_row \+= cuda.shfl_xor_sync\(ALL, l_row, 2\)\n", ""),
+    "past not rescaled": ("fa2_mma", r"acc\[e \+ 1\] \*= alpha\[n\]", "pass"),
+    "masks one key too few": ("fa2_mma", r"(p \+ right, Nk - 1\) - mine)", r"\1 + 1"),
+    "never masks": ("fa2_mma", r"if col0 < p1.*", "if False:"),
+    "one tile too few": ("fa2_mma", r"\+ Bc - 1\) // Bc", ") // Bc"),
+}
+
+
+@simulated
+@slow
+@pytest.mark.parametrize("fault", DISORDER | WRONG_NUMBERS)
+def test_a_planted_fault_is_noticed(fault, monkeypatch):
+    """By an audit where it is about order; else, or as well, by the numbers."""
+    from types import ModuleType
+
+    from cuda_kernels import simulator, swizzled
+
+    where, pattern, instead = (DISORDER | WRONG_NUMBERS)[fault]
+    original = {"fa2_mma": fa2_mma, "swizzled": swizzled}[where]
+    text, count = re.subn(pattern, instead, open(original.__file__, encoding="utf-8").read())
+    assert count >= 1
+    copy = ModuleType(original.__name__)
+    exec(compile(text, original.__file__, "exec"), vars(copy))
+    if where == "swizzled":
+        monkeypatch.setattr(swizzled, "functions", copy.functions)
+        fa2_mma.make_forward.cache_clear()
+    else:
+        monkeypatch.setitem(cuda_kernels.KERNELS, "fa2_mma", copy)
+    p = problem(Nq=32, Nk=44, causal=True)
+    seen = []
+    try:
+        with np.errstate(all="ignore"), simulator.audit() as audit:
+            judge(p, solved(p, warps=2, Bc=16))
+    except (AssertionError, IndexError) as error:
+        seen.append(error)
+    finally:
+        if where == "swizzled":
+            fa2_mma.make_forward.cache_clear()
+    assert bool(audit.findings) == (fault in DISORDER), audit
+    assert audit.findings or seen, "nothing was noticed"
+
+
+@simulated
+def test_without_a_fault_the_same_problem_is_solved():
+    from cuda_kernels import simulator
+
+    p = problem(Nq=32, Nk=44, causal=True)
+    with simulator.audit() as audit:
+        judge(p, solved(p, warps=2, Bc=16))
+    assert audit.ok, audit

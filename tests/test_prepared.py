@@ -1,0 +1,107 @@
+"""Calls that are kept ready: what they are known by here, and on a GPU that they do what the first call did."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import cuda_kernels
+from cuda_kernels import fa2, fa2_mma, prepared
+
+on_a_gpu = pytest.mark.skipif(cuda_kernels.SIMULATED, reason="kernels run in the simulator here")
+
+
+class Tensor:
+    """What `key_of` asks of a CUDA tensor."""
+
+    dtype = "float16"
+
+    def __init__(self, shape=(1, 2, 8, 64), pointer=256, device=0, cuda=True, negated=False):
+        self.shape, self.pointer, self.device, self.is_cuda, self.negated = shape, pointer, device, cuda, negated
+
+    def stride(self):
+        return tuple(int(np.prod(self.shape[n + 1:])) for n in range(len(self.shape)))
+
+    def get_device(self):
+        return self.device
+
+    def data_ptr(self):
+        return self.pointer
+
+    def is_neg(self):
+        return self.negated
+
+
+@pytest.fixture
+def key_of(monkeypatch):
+    """`prepared.key_of`, to which `Tensor` is torch's, and 0 the current device."""
+    fake = SimpleNamespace(Tensor=Tensor, cuda=SimpleNamespace(current_device=lambda: 0))
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return prepared.key_of
+
+
+def test_calls_of_one_kind_have_one_key(key_of):
+    first = key_of(fa2_mma, Tensor(), Tensor(), Tensor(), None, 0.5, True, (-1, -1))
+    again = key_of(fa2_mma, Tensor(pointer=512), Tensor(), Tensor(), None, 0.5, True, (-1, -1))
+    assert first == again and hash(first) == hash(again) and {first: 1}[again] == 1
+
+
+@pytest.mark.parametrize("change", [
+    lambda q, options: (Tensor((1, 2, 9, 64)), options), lambda q, options: (Tensor(pointer=258), options),
+    lambda q, options: (q, (None, 1.0, True, (-1, -1))), lambda q, options: (q, (None, True, True, (-1, -1))),
+    lambda q, options: (q, (None, 1, 1, (-1, -1))), lambda q, options: (q, (None, 1, True, (-1, 0)))])
+def test_whatever_decides_the_launch_is_in_the_key(key_of, change):
+    """1, 1.0 and True are equal, but not all of them are a scale, and not all of them a flag."""
+    q, options = Tensor(), (None, 1, True, (-1, -1))
+    q_changed, options_changed = change(q, options)
+    assert key_of(fa2_mma, q, q, q, *options) != key_of(fa2_mma, q_changed, q, q, *options_changed)
+
+
+@pytest.mark.parametrize(("core", "q", "option"), [
+    (fa2, Tensor(), None), (fa2_mma, np.ones(3), None), (fa2_mma, Tensor(cuda=False), None),
+    (fa2_mma, Tensor(device=1), None), (fa2_mma, Tensor(negated=True), None), (fa2_mma, Tensor(), np.ones(3)),
+    (fa2_mma, Tensor(), [1, 2])])
+def test_other_calls_have_none(key_of, core, q, option):
+    assert key_of(core, q, q, q, option) is None
+
+
+def test_without_torch_nothing_is_prepared(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert prepared.key_of(fa2_mma, np.ones(3), np.ones(3), np.ones(3)) is None
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [59, 64])
+def test_a_prepared_call_is_the_first_one_again(d):
+    torch = pytest.importorskip("torch")
+    prepared.known.clear()
+    q, k, v = (torch.randn(2, 3, 100, d, device="cuda", dtype=torch.float16) for _ in range(3))
+    first = cuda_kernels.forward(q, k, v, kernel="fa2_mma", causal=True)
+    assert len(prepared.known) == 1
+    again = cuda_kernels.forward(q, k, v, kernel="fa2_mma", causal=True)
+    assert torch.equal(first.out, again.out) and torch.equal(first.lse, again.lse)
+    other = cuda_kernels.forward(v, q, k, kernel="fa2_mma", causal=True)            # other addresses, the same key
+    assert len(prepared.known) == 1 and not torch.equal(other.out, first.out)
+    prepared.known.clear()
+    assert torch.equal(cuda_kernels.forward(v, q, k, kernel="fa2_mma", causal=True).out, other.out)
+
+
+@on_a_gpu
+@pytest.mark.gpu
+def test_a_prepared_call_follows_streams_and_can_be_captured():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    first = cuda_kernels.forward(q, k, v, kernel="fa2_mma")
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        other = cuda_kernels.forward(q, k, v, kernel="fa2_mma")
+    stream.synchronize()
+    assert torch.equal(other.out, first.out)
+    with torch.cuda.graph(graph):
+        captured = cuda_kernels.forward(q, k, v, kernel="fa2_mma")
+    q.copy_(k)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured.out, cuda_kernels.forward(q, k, v, kernel="fa2_mma").out)
