@@ -4,6 +4,7 @@ Chromium without a window, and its driver (Debian: apt-get install chromium chro
 """
 
 import pytest
+from selenium.webdriver.support.ui import WebDriverWait
 
 from browser import CHROMIUM, DRIVER, Browser, By, Keys
 
@@ -61,6 +62,8 @@ def visit(browser, path):
     for log in ("browser", "performance"):
         browser.driver.get_log(log)
     browser.driver.get(path.as_uri())
+    WebDriverWait(browser.driver, 20).until(lambda driver: driver.execute_script(
+        "return document.readyState === 'complete' && location.href") == path.as_uri())
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
