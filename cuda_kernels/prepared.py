@@ -1,20 +1,20 @@
 """Calls that were made before: what depends on shapes, strides, dtypes and options alone is done once for them.
 
-A first call checks its input, chooses tiles, compiles, and describes every array to Numba. Most of a millisecond of
-that is spent again in every call like it, longer than a short attention lasts. So it is kept: a call of the same kind
-allocates O and L, puts five addresses into the list of arguments, and launches.
+A first call checks its input, chooses tiles, compiles, and describes every array to Numba. Most of that takes its time
+again in every call like it, more than a short attention lasts. So it is kept: a call of the same kind allocates O and
+L, puts five addresses into the list of arguments, and hands it to the CUDA driver without a detour.
 
 For CUDA tensors of torch on the current device, and for kernels with a `launch_of`; everything else goes the usual way.
 """
 
 import ctypes
-import os
 import struct
 import sys
-from functools import cache, partial
+from functools import partial
 from threading import Lock
 
 from cuda_kernels.launch import compiled_for
+from cuda_kernels.switch import driver
 
 MOST = 1000                                                         # kinds of calls that are kept
 ADDRESS = 4                                                         # where in the description of an array it stands
@@ -97,10 +97,3 @@ class Prepared:
         if error:
             raise RuntimeError(f"the launch failed with error {error} of the CUDA driver")
         return O, L
-
-
-@cache
-def driver():
-    """The CUDA driver, called without a detour: it takes a few microseconds, Numba's way and CUDA's Python ten times
-    that."""
-    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")

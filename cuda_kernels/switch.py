@@ -19,13 +19,18 @@ MODES = ("auto", "gpu", "sim")
 def devices():
     """How many CUDA devices the driver finds; 0 without a driver. Numba is not asked: that would import it."""
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        cuda = driver()
     except OSError:
         return 0
     count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def driver():
+    """The CUDA driver's library; OSError if there is none."""
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
 def decided():

@@ -23,7 +23,6 @@ from fa_ref.testing.problem import Problem, Result
 from fa_ref.tour import BACKWARD, FORWARD, folder, judged
 
 N = 24                      # tokens: a simulated kernel does a few hundred thousand multiply-adds a second
-THREADS = {"standard": 8, "fa1": 8, "fa2": 8, "fa1_warps": 64, "fa2_warps": 64}      # threads of a block
 
 
 def main():
@@ -40,33 +39,45 @@ def main():
 
 def agreement():
     """The table of errors; True if all are within their bounds."""
-    q, k, v, _, names = data.load(np.float32)
-    q, k, v = (x[:, :1, :N] for x in (q, k, v))
-    dout = np.random.default_rng(0).standard_normal(v.shape).astype(np.float32)
-    problem = Problem(q, k, v, dout, causal=True, block_q=8, block_k=8)
-    truth, bound = oracle.solve(problem), tolerance.bounds(problem)
+    plain, halves = problem_in(np.float32, 8, 8), problem_in(np.float16, 32, 16)
     where = "in Numba's simulator, without a GPU" if cuda_kernels.SIMULATED else "on the GPU"
     console.rule("[bold]The same loops as GPU kernels")
     console.print(f"The same numbered steps in Numba-CUDA, {where}:\n"
-                  f"the first {N} tokens of {names[0]}, causal, float32, tiles 8 × 8.\n")
+                  f"the first {N} tokens of {data.load().names[0]}, causal, in float32 with tiles of 8 × 8, on tensor "
+                  "cores in float16 with tiles of 32 × 16.\n")
     table = tabled("kernel", "threads", "direction", "worst in", "error", "bound", "used", "", right=(1, 4, 5, 6))
     ok = True
     with Progress(console=console, transient=True) as progress:
         for kernel in progress.track(cuda_kernels.KERNELS, description="running kernels"):
+            problem, truth, bound = plain if kernel in cuda_kernels.PLAIN else halves
             worst = tolerance.worst(solve(problem, kernel), truth, bound)
             for direction, fields in (("forward", FORWARD), ("backward", BACKWARD)):
                 if direction == "forward" or kernel in WITH_BACKWARD:
                     good, cells = judged(worst, bound, fields)
                     ok &= good
-                    table.add_row(kernel, str(THREADS[kernel]), direction, *cells)
+                    table.add_row(kernel, str(threads(kernel)), direction, *cells)
     console.print(table)
     return ok
+
+
+def problem_in(dtype, Br, Bc):
+    """(problem, its truth, its bounds): real queries, keys and values in this dtype."""
+    q, k, v = (x[:, :1, :N] for x in data.load(dtype)[:3])
+    dout = np.random.default_rng(0).standard_normal(v.shape).astype(dtype)
+    problem = Problem(q, k, v, dout, causal=True, block_q=Br, block_k=Bc)
+    return problem, oracle.solve(problem), tolerance.bounds(problem)
+
+
+def threads(kernel):
+    """Of a block: two warps where a kernel works by warps."""
+    return 64 if hasattr(cuda_kernels.KERNELS[kernel], "WARPS") else 8
 
 
 def solve(problem, kernel):
     """Forward, and backward where there is one, as a Result."""
     q, k, v = problem.q, problem.k, problem.v
-    how = {"kernel": kernel, "threads": THREADS[kernel], "causal": True, "block_q": 8, "block_k": 8}
+    how = {"kernel": kernel, "threads": threads(kernel), "causal": True, "block_q": problem.block_q,
+           "block_k": problem.block_k}
     out, lse = cuda_kernels.forward(q, k, v, **how)
     if kernel not in WITH_BACKWARD:
         return Result(out, lse)

@@ -75,7 +75,8 @@ def test_without_torch_nothing_is_prepared(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [59, 64])
 def test_a_prepared_call_is_the_first_one_again(d):
-    torch = pytest.importorskip("torch")
+    import torch
+
     prepared.known.clear()
     q, k, v = (torch.randn(2, 3, 100, d, device="cuda", dtype=torch.float16) for _ in range(3))
     first = cuda_kernels.forward(q, k, v, kernel="fa2_mma", causal=True)
@@ -91,7 +92,8 @@ def test_a_prepared_call_is_the_first_one_again(d):
 @on_a_gpu
 @pytest.mark.gpu
 def test_a_prepared_call_follows_streams_and_can_be_captured():
-    torch = pytest.importorskip("torch")
+    import torch
+
     q, k, v = (torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     first = cuda_kernels.forward(q, k, v, kernel="fa2_mma")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
