@@ -4,15 +4,14 @@ That the numbers are attention is asked of it as of all cores (`test_cores.py`, 
 stands what sets it apart.
 """
 
-import inspect
 import itertools
-import types
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from altered import altered
 from fa_ref import fa2, fa3
 from fa_ref.ledger import Ledger
 from fa_ref.scores import EMPTY, Rule
@@ -113,26 +112,15 @@ FAULTS = {
 }
 
 
-def planted(changes):
-    """fa3 with pieces of its text replaced."""
-    text = inspect.getsource(fa3)
-    for before, after in changes:
-        assert text.count(before) == 1, before
-        text = text.replace(before, after)
-    module = types.ModuleType("planted")
-    exec(compile(text, "planted", "exec"), vars(module))
-    return module
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_change_bits(fault):
     Q, K, V = np.random.default_rng(1).standard_normal((3, 12, 4))
     mask = np.ones((12, 12), bool)
     mask[:, 3:6] = False                                            # a tile in the middle that is skipped
     rule = Rule(12, 12, scale=1.0, mask=mask)
-    assert same_bits(planted([]), Q, K, V, rule, 4, 3)
+    assert same_bits(altered(fa3), Q, K, V, rule, 4, 3)
     with np.errstate(all="ignore"):
-        assert not same_bits(planted(FAULTS[fault]), Q, K, V, rule, 4, 3)
+        assert not same_bits(altered(fa3, *FAULTS[fault]), Q, K, V, rule, 4, 3)
 
 
 def test_an_unpipelined_loop_has_fa2s_bits_but_not_the_order():
