@@ -20,11 +20,11 @@ The letters, the same in every file (capitals are one head's matrices and vector
     rule kind   all options of a head; whether a tile is empty, partial or full
     wide        the accumulator dtype: float64 for float64, else float32
 
-Q, K, V, O, L live in memory (HBM on a GPU); everything with an i or j, and m, l, acc, lives on chip (in fa1.py O, l
-and m live in memory too: that is its price). Cores (`forward_head`, `backward_head`) check nothing (but for the
-number of scales in fa3_fp8, which has no other door); `forward` and `backward` check everything. Read in this order:
-scores, online_softmax, standard, fa1, fa2, fa3, fp8, fa3_fp8, heads, varlen. Then what looks at them: ledger (metered,
-frames), costs, player (recorder, page), schedule, fp8_errors, tables.
+Q, K, V, O, L live in memory (HBM on a GPU); everything with an i or j, and m, l, acc, lives on chip (in fa1.py O, l and
+m live in memory too: that is its price). Cores (`forward_head`, `backward_head`) check nothing (but fa3_fp8, which has
+no other door); `forward` and `backward` check everything. Read in this order: scores, online_softmax, standard, fa1,
+fa2, fa3, fp8, fa3_fp8, heads, varlen. Then what looks at them: ledger (countable, metered, frames), costs, player
+(recorder, page), schedule, fp8_errors, tables.
 """
 
 from fa_ref.heads import ALGORITHMS, Forward, Gradients, backward, forward

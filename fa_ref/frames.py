@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa_ref.metered import OnChip, is_floating
+from fa_ref.countable import is_floating
+from fa_ref.metered import OnChip
 
 CONTAINERS = (list, tuple, set, dict)                   # local names of these kinds are looked into
 HOLDERS = (np.ndarray, *CONTAINERS)

@@ -30,7 +30,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fa_ref import frames, inputs
-from fa_ref.metered import EXPS, HBM, OnChip, is_floating
+from fa_ref.countable import EXPS, is_floating
+from fa_ref.metered import HBM, OnChip
 
 MAKERS = ("zeros", "full", "empty")                     # how a core makes an on-chip array
 COUNTS = ("reads", "writes", "fresh_reads", "read_bytes", "write_bytes")

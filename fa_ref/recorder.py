@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa_ref.metered import is_floating
+from fa_ref.countable import is_floating
 
 MAX_CELLS, MAX_SIDE = 256, 32       # of an array whose numbers are kept
 COUNTED = 50                        # a run that is too long is counted up to this many times what is allowed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa_ref import bench, fa1, fa2, metered
+from fa_ref import bench, countable, fa1, fa2
 from fa_ref.ledger import Access, Ledger, OnChipFullError
 from fa_ref.scores import Rule
 
@@ -200,7 +200,7 @@ def test_functions_that_are_offered_work(name):
         return None if function is np.empty_like else result
 
     led, result = on_chip(use)
-    assert led.other_flops == (0 if function in metered.FREE else 7 if name == "mean" else 6)
+    assert led.other_flops == (0 if function in countable.FREE else 7 if name == "mean" else 6)
     np.testing.assert_array_equal(np.asarray(result), use(NUMBERS.copy()))
 
 
