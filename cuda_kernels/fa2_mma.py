@@ -11,7 +11,8 @@ lanes (`ptx/matrices.py`). A row is a matter of four lanes, a quad: of every 8 s
                 m, l, alpha
     barriers    1 per tile of keys: the tile is there, and everybody is done with the one before
     shuffles    2 per row and tile of keys, for the maximum; 2 at the end, for the sum, which can wait: it is linear
-    in memory   Qi is read once, K and V by every block that sees them, one tile ahead; O and L are written once
+    in memory   Qi is read once, K and V by every block that sees them, one tile ahead; O and L are written once, O by
+                way of Qi's place on chip: lanes hold pairs of it, and memory wants 16 bytes at a time
 
 P never meets shared memory: of 16 neighbouring scores each lane has, rounded and paired, just what the left factor of
 the next product wants of it. exp(s) is 2^(s·log₂e): with log₂e in the scale, an element of P costs one multiply-add
@@ -52,11 +53,12 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
     """
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, multiply, pair = numba.from_dtype(arrays.word_dtype(dtype)), ptx.mma(dtype), ptx.pair(dtype)
-    cell, further, load = swizzled.functions(d, warps, narrow, aligned)
+    cell, further, load, store = swizzled.functions(d, warps, narrow, aligned)
     Br, D = R * warps, padded(d)
     slabs, rows = R // SLAB, R // 8                                 # of a warp; of a lane
     keys, channels = Bc // 8, D // 8                                # products side by side, in S and in acc
-    S_size, P_size, acc_size, a_size = slabs * keys * 4, slabs * keys * 2, slabs * channels * 4, slabs * 4
+    S_size, P_size, acc_size = slabs * keys * 4, slabs * keys * 2, slabs * channels * 4
+    a_size = D // PRODUCT * slabs * 4
     K_at, V_at, stage = Br * D, (Br + Bc) * D, 2 * Bc * D           # where Kj, Vj begin; how far on the next ones
 
     @cuda.jit(launch_bounds=warps * WARP)
@@ -65,6 +67,8 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
         w, lane = t // WARP, t % WARP
         i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
         Nq, Nk = Q.shape[2], K.shape[2]
+        if right < Nk:
+            i = cuda.gridDim.x - 1 - i                              # the longest work first: late queries see more
         g = h // (Q.shape[1] // K.shape[1])                         # the KV head of query head h
         offset = Nk - Nq
         row0 = i * Br                                               # first query of the tile
@@ -78,7 +82,8 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
         S = cuda.local.array(S_size, wide)
         P = cuda.local.array(P_size, types.uint32)                  # pairs
         acc = cuda.local.array(acc_size, wide)
-        a = cuda.local.array(a_size, types.uint32)                  # left factors
+        a = cuda.local.array(a_size, types.uint32)                  # left factors of S; a place for each channel: loops
+                                                                    # that index a thread's own array get unrolled
         m = cuda.local.array(rows, wide)                            # the same in all lanes of a quad
         l = cuda.local.array(rows, wide)                            # of the lane's own keys
         alpha = cuda.local.array(rows, wide)
@@ -115,12 +120,12 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
             Q_row, K_row = cell(w * R + lane % 16, lane // 16), Kj + cell(lane // 16 * 8 + lane % 8, lane // 8 % 2)
             for k in range(D // PRODUCT):                           # 16 channels at a time
                 for s in range(slabs):
-                    e = 4 * s
+                    e = (k * slabs + s) * 4
                     a[e], a[e + 1], a[e + 2], a[e + 3] = ptx.ldmatrix_x4(tile, further(Q_row, 2 * k) + s * SLAB * D)
                 for y in range(0, keys, 2):
                     b0, b1, b2, b3 = ptx.ldmatrix_x4(tile, further(K_row, 2 * k) + y * 8 * D)
                     for s in range(slabs):
-                        e, f = 4 * s, (s * keys + y) * 4
+                        e, f = (k * slabs + s) * 4, (s * keys + y) * 4
                         left_factor = a[e], a[e + 1], a[e + 2], a[e + 3]
                         multiply(S, f, left_factor, (b0, b1))
                         multiply(S, f + 4, left_factor, (b2, b3))
@@ -180,28 +185,31 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
                         multiply(acc, f, left_factor, (b0, b1))
                         multiply(acc, f + 4, left_factor, (b2, b3))
 
+        cuda.syncwarp(ALL)                                          # the warp is done with its rows of Qi
         for n in range(rows):
             row = row0 + w * R + n * 8 + lane // 4
             l_row = l[n] + cuda.shfl_xor_sync(ALL, l[n], 1)
             l_row += cuda.shfl_xor_sync(ALL, l_row, 2)
             divisor = l_row if l_row != zero else one
             inverse = one / divisor
-            if row < Nq:
-                # (10) the one division, store Oi
-                for y in range(channels):
-                    x = y * 8 + lane % 4 * 2
-                    e = (n // 2 * channels + y) * 4 + n % 2 * 2
-                    if aligned:
-                        if x < d:
-                            ptx.store_pair(O, (b, h, row, x), pair(acc[e] * inverse, acc[e + 1] * inverse))
-                    else:
-                        if x < d:
-                            O[b, h, row, x] = narrow(acc[e] * inverse)
-                        if x + 1 < d:
-                            O[b, h, row, x + 1] = narrow(acc[e + 1] * inverse)
-                # (11) store Li
-                if lane % 4 == 0:
-                    L[b, h, row] = m[n] * remaining * LN_2 + math.log(divisor)
+            # (10) the one division, store Oi
+            for y in range(channels):
+                e = (n // 2 * channels + y) * 4 + n % 2 * 2
+                O0, O1 = acc[e] * inverse, acc[e + 1] * inverse
+                x = y * 8 + lane % 4 * 2
+                if aligned:
+                    ptx.store_pair(tile, cell(w * R + n * 8 + lane // 4, y) + lane % 4 * 2, pair(O0, O1))
+                elif row < Nq:
+                    if x < d:
+                        O[b, h, row, x] = narrow(O0)
+                    if x + 1 < d:
+                        O[b, h, row, x + 1] = narrow(O1)
+            # (11) store Li
+            if row < Nq and lane % 4 == 0:
+                L[b, h, row] = m[n] * remaining * LN_2 + math.log(divisor)
+        if aligned:
+            cuda.syncwarp(ALL)                                      # the pairs of all lanes are there
+            store(tile, w * R, R, O, b, h, row0, Nq, lane)
 
     return forward
 

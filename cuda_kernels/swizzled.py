@@ -30,7 +30,7 @@ def padded(d):
 
 
 def functions(d, warps, narrow, aligned):
-    """(cell, further, load) for rows of d numbers and blocks of this many warps.
+    """(cell, further, load, store) for rows of d numbers and blocks of this many warps.
 
     narrow: from float32 to the storage dtype. aligned: may rows in memory be read 16 bytes at a time?
     """
@@ -59,14 +59,15 @@ def functions(d, warps, narrow, aligned):
         """Begin to load a tile of `size` rows of X[b, h], from row0 on, to tile[at …]; zeros for rows that are not
         among low … high − 1."""
         r0, c = t // chunks, t % chunks
+        first = row0 + r0                                           # added first: so the compiler steps from row to row
         if aligned and d == D and by_all and size % at_once == 0 and low <= row0 and row0 + size <= high:
             for n in range(size // at_once):                        # nothing to leave out, in nearly every tile
                 r = r0 + n * at_once
-                ptx.copy_async(tile, at + cell(r, c), X, (b, h, row0 + r, c * CHUNK), CHUNK)
+                ptx.copy_async(tile, at + cell(r, c), X, (b, h, first + n * at_once, c * CHUNK), CHUNK)
         else:
             for n in range((size + at_once - 1) // at_once):
                 r = r0 + n * at_once
-                row = row0 + r
+                row = first + n * at_once
                 inside = low <= row < high
                 if (by_all or r0 < at_once) and (size % at_once == 0 or r < size):
                     if aligned:
@@ -77,4 +78,13 @@ def functions(d, warps, narrow, aligned):
                             x = c * CHUNK + y
                             tile[at + cell(r, c) + y] = X[b, h, row, x] if inside and x < d else narrow(nothing)
 
-    return cell, further, load
+    @cuda.jit(device=True, forceinline=True)
+    def store(tile, r0, size, X, b, h, row0, high, lane):
+        """Store `size` rows of the tile at 0, from its row r0 on, to the rows of X[b, h] that row0 + r0 begins, up to
+        row high − 1. Done by one warp; size · D is a multiple of 256, and rows of X lie at multiples of 16 bytes."""
+        for n in range(size * chunks // WARP):
+            r, c = r0 + (n * WARP + lane) // chunks, (n * WARP + lane) % chunks
+            if row0 + r < high and (d == D or c * CHUNK < d):
+                ptx.store_chunk(X, (b, h, row0 + r, c * CHUNK), tile, cell(r, c))
+
+    return cell, further, load, store

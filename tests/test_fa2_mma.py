@@ -177,7 +177,8 @@ def test_on_chip():
     assert found.matrix_products == warps * tiles * slabs * (2 * 2 + 4)         # S: 2 × 2 of them, P V: 4, for a slab
     assert found.matrix_loads == warps * tiles * (2 * (slabs + 1) + 2)
     assert found.shuffles == warps * 2 * slabs * (tiles + 1) * 2
-    assert found.shared_writes == 64 * 32 + tiles * 2 * 16 * 32
+    assert found.shared_writes == 2 * 64 * 32 + tiles * 2 * 16 * 32             # Qi and Oi; Kj and Vj
+    assert found.syncwarps == 2 * warps                                         # around Oi
     assert found.global_reads == (64 + 2 * 40) * 32 and found.global_writes == 64 * 33
 
 
@@ -202,7 +203,7 @@ def test_chunks_of_8_rows_lie_in_8_groups_of_banks(D):
     """All chunks of a tile have places of their own, and 8 neighbouring rows read any one of theirs at once."""
     from cuda_kernels import swizzled
 
-    cell, further, _ = (f.fn for f in swizzled.functions(D, 1, np.float16, True))
+    cell, further, *_ = (f.fn for f in swizzled.functions(D, 1, np.float16, True))
     places = np.array([[cell(r, c) for c in range(D // 8)] for r in range(64)])
     assert sorted(places.ravel()) == list(range(0, 64 * D, 8))
     for r in range(0, 64, 8):
@@ -224,6 +225,8 @@ DISORDER = {
     "no barrier": ("fa2_mma", r"cuda.syncthreads\(\)", "pass"),
     "barrier before the wait": ("fa2_mma", r"(ptx.wait_copies\(0\))\n( +)(cuda.syncthreads\(\))", r"\3\n\2\1"),
     "one buffer for all tiles": ("fa2_mma", r"2 \* Bc \* D", "0"),
+    "Oi stored over a Qi still in use": ("fa2_mma", r" +cuda.syncwarp\(ALL\) +# the warp is done.*\n", ""),
+    "Oi read before it is there": ("fa2_mma", r"cuda.syncwarp\(ALL\)( +# the pairs)", r"pass\1"),
     "written swizzled, read plain": ("swizzled", r"return \(at \^ .*", "return at + c * CHUNK"),
 }
 WRONG_NUMBERS = {
@@ -238,6 +241,8 @@ WRONG_NUMBERS = {
     "maximum of half a quad": ("fa2_mma", r" +m_new = max\(m_new, cuda.shfl_xor_sync\(ALL, m_new, 2\)\)\n", ""),
     "sum of half a quad": ("fa2_mma", r" +l_row \+= cuda.shfl_xor_sync\(ALL, l_row, 2\)\n", ""),
     "past not rescaled": ("fa2_mma", r"acc\[e \+ 1\] \*= alpha\[n\]", "pass"),
+    "rows of Oi exchanged": ("fa2_mma", r"n \* 8 \+ lane // 4, y\)", "(n ^ 1) * 8 + lane // 4, y)"),
+    "work counted from the wrong end": ("fa2_mma", r"cuda.gridDim.x - 1 - i\b", "cuda.gridDim.x - 2 - i"),
     "masks one key too few": ("fa2_mma", r"(p \+ right, Nk - 1\) - mine)", r"\1 + 1"),
     "never masks": ("fa2_mma", r"if col0 < p1.*", "if False:"),
     "one tile too few": ("fa2_mma", r"\+ Bc - 1\) // Bc", ") // Bc"),

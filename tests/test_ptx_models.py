@@ -260,6 +260,24 @@ def test_stores_of_pairs():
     assert np.array_equal(out.ravel(), x)
 
 
+@cuda.jit
+def stored_in_chunks(out, chunks, stride):
+    tile = cuda.shared.array(0, types.uint16, 128)
+    t = cuda.threadIdx.x
+    for x in range(8):
+        tile[8 * t + x] = chunks[t, x]
+    cuda.syncthreads()
+    ptx.store_chunk(out, (t, stride * 8), tile, 8 * (31 - t))
+
+
+def test_stores_of_chunks():
+    """Each lane stores what its counterpart has written, and nothing beside it."""
+    chunks, out = np.arange(256, dtype=np.uint16).reshape(32, 8), np.zeros((32, 24), np.uint16)
+    stored_in_chunks[1, 32, 0, 512](out, chunks, 1)
+    assert np.array_equal(out[:, 8:16], chunks[::-1])
+    assert not out[:, :8].any() and not out[:, 16:].any()
+
+
 # --- what must not be done ------------------------------------------------------------------------------------
 
 @cuda.jit

@@ -1,4 +1,4 @@
-"""From global to shared memory without a detour through registers, while the thread goes on; and stores of pairs.
+"""From global to shared memory without a detour through registers, while the thread goes on; and wide stores.
 
 `copy_async` begins a copy of 16 bytes. `commit_copies` makes one group of all copies that this thread has begun since
 the last commit; `wait_copies(n)` waits until at most n of its latest groups are still under way. What has arrived may
@@ -41,14 +41,19 @@ if SIMULATED:
         target = aligned(cells(array, index, 2), 4, "store_pair")
         target[:] = np.array([pair], np.uint32).view(target.dtype)
 
+    def store_chunk(array, index, tile, at):
+        """array[…, x … x + 7] = tile[at … at + 7], in one load and one store; both at multiples of 16 bytes."""
+        target = aligned(cells(array, index, CHUNK), 16, "store_chunk")
+        target[:] = aligned(cells(tile, at, CHUNK), 16, "store_chunk").reading()
+
 else:
     from numba.cuda import types
     from numba.cuda.core import errors
     from numba.cuda.extending import intrinsic
 
-    from cuda_kernels.ptx.assembly import INT32, address, call, global_address, ir, shared_address
+    from cuda_kernels.ptx.assembly import INT32, SHARED, address, call, global_address, ir, shared_address
 
-    VOID = ir.VoidType()
+    VOID, CHUNK_BITS = ir.VoidType(), ir.VectorType(INT32, 4)
 
     @intrinsic
     def copy_async(typing_context, tile, at, source, index, count):
@@ -97,3 +102,18 @@ else:
             return context.get_dummy_value()
 
         return types.void(array, index, types.uint32), generate
+
+    @intrinsic
+    def store_chunk(typing_context, array, index, tile, at):
+        """array[…, x … x + 7] = tile[at … at + 7], in one load and one store; both at multiples of 16 bytes."""
+        def generate(context, builder, signature, arguments):
+            array_type, index_type, tile_type, at_type = signature.args
+            array, index, tile, at = arguments
+            origin = address(context, builder, tile_type, tile, at_type, at)
+            origin = builder.bitcast(builder.addrspacecast(origin, SHARED), ir.PointerType(CHUNK_BITS, addrspace=3))
+            target = address(context, builder, array_type, array, index_type, index)
+            chunk = builder.load(origin, align=16)
+            builder.store(chunk, builder.bitcast(target, CHUNK_BITS.as_pointer()), align=16)
+            return context.get_dummy_value()
+
+        return types.void(array, index, tile, at), generate
