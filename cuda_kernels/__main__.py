@@ -1,4 +1,4 @@
-"""The commands: `python -m cuda_kernels tour | debug | play | counts | speed`."""
+"""The commands: `python -m cuda_kernels tour | debug | play | counts | speed | bench | ladder`."""
 
 import importlib
 import sys
@@ -11,9 +11,12 @@ COMMANDS = {
     "play": "a kernel's run as a web page, to step through forwards and backwards (options: play --help)",
     "counts": "split-K against split-Q: barriers, shuffles and shared memory of fa1_warps and fa2_warps",
     "speed": "what the simulator costs, beside Numba's own",
+    "bench": "how fast the kernels on tensor cores are on this GPU, beside torch's attention (options: bench --help)",
+    "ladder": "nine kernels on tensor cores, one idea apart, timed on a GPU (options: ladder --help)",
 }
-MODULES = {"play": "cuda_kernels.player", "speed": "cuda_kernels.simulator.speed"}  # the others: cuda_kernels.NAME
-WITH_OPTIONS = ("debug", "play")
+MODULES = {"play": "cuda_kernels.player", "speed": "cuda_kernels.simulator.speed",
+           "ladder": "cuda_kernels.ladder.measure"}             # the others: cuda_kernels.NAME
+WITH_OPTIONS = ("debug", "play", "bench", "ladder")
 ONLY_SIMULATED = ("play", "counts", "speed")
 
 

@@ -33,12 +33,13 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from cuda_kernels import arrays, ptx, swizzled, tensor_cores
+from cuda_kernels import arrays, fa2_mma_backward, ptx, swizzled, tensor_cores
+from cuda_kernels.fa2_mma_backward import backward
 from cuda_kernels.launch import ALL, WARP, numbers
 from cuda_kernels.swizzled import CHUNK, PRODUCT, padded
 from cuda_kernels.tensor_cores import SLAB, WARPS
 
-__all__ = ["WARPS", "forward", "make_forward", "plan", "shared_bytes"]
+__all__ = ["WARPS", "backward", "forward", "make_forward", "plan", "plan_backward", "shared_bytes"]
 
 LOG2_E, LN_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
@@ -48,7 +49,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
     """The kernel for R rows of each warp, this many warps, tiles of Bc keys, head dim and storage dtype.
 
     positive: is the scale > 0? Then the maximum of scores is that of products. aligned: may Q, K, V be read 16 bytes at
-    a time, and O be written 4? Arguments of the kernel: Q (B, Hq, Nq, d), K, V (B, Hkv, Nk, d), O (B, Hq, Nq, d) in the
+    a time? Arguments of the kernel: Q (B, Hq, Nq, d), K, V (B, Hkv, Nk, d), O (B, Hq, Nq, d) in the
     storage dtype, L (B, Hq, Nq) float32; scale · log₂e in float32, of which `positive` speaks; then numbers.
     """
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
@@ -195,47 +196,36 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
             # (10) the one division, store Oi
             for y in range(channels):
                 e = (n // 2 * channels + y) * 4 + n % 2 * 2
-                O0, O1 = acc[e] * inverse, acc[e + 1] * inverse
-                x = y * 8 + lane % 4 * 2
-                if aligned:
-                    ptx.store_pair(tile, cell(w * R + n * 8 + lane // 4, y) + lane % 4 * 2, pair(O0, O1))
-                elif row < Nq:
-                    if x < d:
-                        O[b, h, row, x] = narrow(O0)
-                    if x + 1 < d:
-                        O[b, h, row, x + 1] = narrow(O1)
+                at = cell(w * R + n * 8 + lane // 4, y) + lane % 4 * 2
+                ptx.store_pair(tile, at, pair(acc[e] * inverse, acc[e + 1] * inverse))
             # (11) store Li
             if row < Nq and lane % 4 == 0:
                 L[b, h, row] = m[n] * remaining * LN_2 + math.log(divisor)
-        if aligned:
-            cuda.syncwarp(ALL)                                      # the pairs of all lanes are there
-            store(tile, w * R, R, O, b, h, row0, Nq, lane)
+        cuda.syncwarp(ALL)                                          # the pairs of all lanes are there
+        store(tile, w * R * D, R, O, b, h, row0 + w * R, Nq, lane, WARP)
 
     return forward
 
 
-def shared_bytes(Br, Bc, d, dv, itemsize, threads=None):
+def shared_bytes(Br, Bc, d, dv, itemsize, threads=None, backward=False):
     """Bytes of shared memory of a block, all of it asked for at the launch: Qi, and Kj and Vj twice."""
+    if backward:
+        return fa2_mma_backward.shared_bytes(Br, Bc, d, threads // WARP)
     return 2 * padded(d) * (Br + 4 * Bc)
 
 
 plan = partial(tensor_cores.plan, "fa2_mma", shared_bytes)
-
-
-def launch_of(call, Q, K, V):
-    """(kernel, grid, the numbers behind its arrays, bytes of shared memory) for arrays as kernels get them."""
-    warps, d = call.threads // WARP, call.sizes.d
-    _, scale, _, left, right, _ = call.rule
-    aligned = d % CHUNK == 0 and all(arrays.in_chunks(X, 2 * CHUNK) for X in (Q, K, V))
-    kernel = make_forward(call.Br // warps, warps, call.Bc, d, call.dtype, bool(scale > 0), aligned)
-    return (kernel, (call.Tr, call.sizes.Hq, call.sizes.B), (scale * LOG2_E, left, right),
-            shared_bytes(call.Br, call.Bc, d, d, 2))
+plan_backward = partial(tensor_cores.plan_backward, "fa2_mma", fa2_mma_backward.shared_bytes)
 
 
 def forward(call, Q, K, V):
     """Launch the forward pass; returns O, L."""
-    B, Hq, _, Nq, _, _, dv = call.sizes
+    B, Hq, _, Nq, _, d, dv = call.sizes
     O, L = call.empty(B, Hq, Nq, dv, dtype=call.dtype), call.empty(B, Hq, Nq)
-    kernel, grid, numbers, shared = launch_of(call, *map(call.place.argument, (Q, K, V)))
-    call.launch(kernel, grid, Q, K, V, O, L, *numbers, shared=shared)
+    _, scale, _, left, right, _ = call.rule
+    aligned = d % CHUNK == 0 and all(arrays.in_chunks(call.place.argument(X), 2 * CHUNK) for X in (Q, K, V))
+    kernel = make_forward(call.Br // (call.threads // WARP), call.threads // WARP, call.Bc, d, call.dtype,
+                          bool(scale > 0), aligned)
+    call.launch(kernel, (call.Tr, Hq, B), Q, K, V, O, L, scale * LOG2_E, left, right,
+                shared=shared_bytes(call.Br, call.Bc, d, dv, 2))
     return O, L

@@ -4,14 +4,14 @@ from functools import partial
 
 import numpy as np
 
-from cuda_kernels import arrays, fa1, fa1_warps, fa2, fa2_mma, fa2_warps, finish, prepared, standard
+from cuda_kernels import arrays, fa1, fa1_mma, fa1_warps, fa2, fa2_mma, fa2_warps, finish, prepared, standard
 from cuda_kernels.launch import Call, check_grid, check_threads, limits
 from cuda_kernels.switch import check_still
 from fa_ref import inputs
 from fa_ref.heads import Forward, Gradients
 
 KERNELS = {"standard": standard, "fa1": fa1, "fa2": fa2, "fa1_warps": fa1_warps, "fa2_warps": fa2_warps,
-           "fa2_mma": fa2_mma}
+           "fa1_mma": fa1_mma, "fa2_mma": fa2_mma}
 PLAIN = tuple(name for name, core in KERNELS.items() if not hasattr(core, "plan"))     # any dtype, d, tile and option
 WITH_BACKWARD = tuple(name for name, core in KERNELS.items() if hasattr(core, "backward"))
 
@@ -27,8 +27,8 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
     arrays. mask and sink may be host arrays in any case. Any strides will do: kernels take strides, only host arrays
     that go to a device are copied.
 
-    kernel            "standard", "fa1", "fa2", or by warps "fa1_warps", "fa2_warps", or on tensor cores "fa2_mma" (the
-                      last three have no backward pass of their own); the answer is the same up to rounding
+    kernel            "standard", "fa1", "fa2", by warps "fa1_warps", "fa2_warps", or on tensor cores "fa1_mma",
+                      "fa2_mma" (no backward pass: by warps, "fa1_mma"); the answer is the same up to rounding
     threads           of a block, 1 to 1024, by warps 32, 64, … 256; None is 128, and in the simulator the least
     block_q, block_k  tile sizes Br, Bc ≥ 1; None is the largest power of two up to 32 (16 in the simulator) that fits;
                       on tensor cores 16 or 32 queries for each warp, and a multiple of 16 keys
@@ -40,7 +40,7 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
     looked at.
     """
     core = KERNELS[inputs.check_choice("kernel", kernel, KERNELS)]
-    key = prepared.key_of(core, q, k, v, threads, scale, causal, window, mask, bias, alibi_slopes, softcap, sink,
+    key = prepared.key_of(core, (q, k, v), threads, scale, causal, window, mask, bias, alibi_slopes, softcap, sink,
                           block_q, block_k, reverse)
     ready = prepared.known.get(key)
     if ready:
@@ -58,7 +58,7 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
             Q, K, V = (place.load(x) for x in (q, k, v))
             O, *l, m = core.forward(call, Q, K, V)
             if key:
-                prepared.remember(key, core, call, Q, K, V, O, m)
+                prepared.remember(key, call, (q, k, v), (Q, K, V), (O, m))
         if l or sink is not None:               # FA1 returns l and m; the others L, which is an m whose l is 1
             O, m = finish.merge_sink(call, O, l[0] if l else call.constant(1, B, Hq, Nq), m, sink)
         return Forward(place.result(O, call.dtype), place.result(m, call.wide))
@@ -72,8 +72,9 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
     dout (B, Hq, Nq, dv) is the gradient that reaches out, dlse (B, Hq, Nq) the one that reaches lse (None for none).
     out and lse are what `forward` returned for the same q, k, v and options; see there for all of these.
 
-    deterministic: the same bits in every run. "fa2" adds dq up with atomics otherwise, which is faster; the other
-    kernels, and all gradients but dq, are deterministic in any case.
+    deterministic: the same bits in every run. "fa2" and "fa2_mma" add dq up with atomics otherwise, which is faster;
+    the other kernels, and all gradients but dq, are deterministic in any case. On tensor cores block_q and block_k are
+    multiples of 32.
 
     In device memory that is not torch's, lse, dlse and sink must have the accumulator dtype. An lse of +inf is refused
     in host arrays, and not noticed in device memory.
@@ -82,6 +83,12 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
     if kernel not in WITH_BACKWARD:
         raise NotImplementedError(f"the kernel {kernel} has no backward pass; {', '.join(WITH_BACKWARD)} have one, and "
                                   "each of them takes the out and lse of any kernel")
+    given = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
+    key = prepared.key_of(core, given, deterministic, threads, scale, causal, window, mask, bias, alibi_slopes, softcap,
+                          sink, block_q, block_k, reverse)
+    ready = prepared.known.get(key)
+    if ready:
+        return Gradients(*ready(*given), None, None)
     refuse(bias=bias, alibi_slopes=alibi_slopes)
     inputs.check_flag("deterministic", deterministic)
     place = arrays.place_of(optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
@@ -105,7 +112,9 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
         else:
             statistics = (call.constant(1, B, Hq, Nq), L) if core is fa1 else (L,)
             dQ, dK, dV = core.backward(call, dO, Q, K, V, O, *statistics, dL, deterministic)
-            dQ = finish.narrowed(call, dQ)
+            if key:
+                prepared.remember(key, call, given, (dO, Q, K, V, O, L, dL)[:len(given)], (dQ, dK, dV))
+            dQ = finish.narrowed(call, dQ) if kernel in PLAIN else dQ
         dsink = None
         if sink is not None:
             dsink = place.full((Hq,), 0, call.wide) if 0 in (B, Nq) else finish.sink_gradient(call, dO, O, L, dL, sink)
@@ -134,12 +143,13 @@ def make_call(place, kernel, backward, q, k, v, mask, sink, threads, *, block_q,
         block_q=block_q, block_k=block_k, **options)
     if known_mask is not None and known_mask.dtype != bool:
         refuse(**{f"a mask of dtype {known_mask.dtype}": mask})
-    plan = getattr(core, "plan", None)                              # kernels that choose their own tiles
+    plan = getattr(core, "plan_backward" if backward else "plan", None)         # kernels that choose their own tiles
     if plan:
         threads, block_q, block_k = plan(limits(), sizes, q.dtype, checked, mask, sink, threads, block_q, block_k)
     threads = check_threads(threads, limits(), warps)
     check_grid((1, sizes.Hq, sizes.B), limits())                    # of every launch that may follow
-    bytes_of = partial(core.shared_bytes, threads=threads) if warps else partial(core.shared_bytes, backward=backward)
+    how = ({"threads": threads} if warps else {}) | ({"backward": backward} if kernel in WITH_BACKWARD else {})
+    bytes_of = partial(core.shared_bytes, **how)
     what = f"the {'backward' if backward else 'forward'} kernel {kernel}"
     call = Call(place, sizes, q.dtype, checked, mask, threads, block_q, block_k, bytes_of, what,
                 dynamic=plan is not None)

@@ -15,7 +15,7 @@ from ml_dtypes import bfloat16
 from numba import cuda
 from numba.cuda import types
 
-from cuda_kernels import ptx, scores
+from cuda_kernels import disk_cache, ptx, scores
 from cuda_kernels.switch import SIMULATED
 from fa_ref import inputs
 from fa_ref.scores import Rule
@@ -160,6 +160,7 @@ class Call:
         kind = self.wide.type
         mask = place.full((1, 1, 1, 1), True, bool) if mask is None else place.spread(
             place.load(mask), (B, Hq, Nq, Nk))
+        self.made, self.launches = [], []       # for `prepared`: arrays, and (kernel, grid, arguments, shared)
         self.rule = (mask, kind(options.scale), kind(options.softcap or 0), rule.left, rule.right, options.reverse)
 
     @property
@@ -169,7 +170,8 @@ class Call:
 
     def empty(self, *shape, dtype=None):
         """An array that a kernel will fill; in the accumulator dtype if none is given."""
-        return self.place.empty(shape, self.wide if dtype is None else dtype)
+        self.made.append(self.place.empty(shape, self.wide if dtype is None else dtype))
+        return self.made[-1]
 
     def constant(self, value, *shape):
         """An array of this shape, in the accumulator dtype, that holds one number once."""
@@ -180,6 +182,7 @@ class Call:
         if 0 in grid:
             return
         check_grid(grid, self.card)
+        self.launches.append((kernel, grid, arguments, shared))
         arguments = [x if isinstance(x, (bool, int, np.floating)) else self.place.argument(x) for x in arguments]
         if SIMULATED:
             kernel[grid, self.threads, 0, shared](*arguments)
@@ -191,9 +194,13 @@ def compiled_for(kernel, threads, arguments):
     """A kernel, compiled once for arrays of any strides (Numba's layout A: contiguous ones get none of their own)."""
     kinds = [types.Array(numba.from_dtype(x.dtype), x.ndim, "A") if hasattr(x, "ndim") and x.ndim else numba.typeof(x)
              for x in arguments]
+    capability = tuple(cuda.get_current_device().compute_capability)
+    disk_cache.attach(kernel, capability)
     compiled = kernel.compile(tuple(kinds))
     if threads > compiled.max_threads_per_block:
-        compiled = with_fewer_registers(kernel).compile(tuple(kinds))
+        kernel = with_fewer_registers(kernel)
+        disk_cache.attach(kernel, capability)
+        compiled = kernel.compile(tuple(kinds))
     return compiled
 
 

@@ -1,10 +1,10 @@
 """Calls that were made before: what depends on shapes, strides, dtypes and options alone is done once for them.
 
 A first call checks its input, chooses tiles, compiles, and describes every array to Numba. Most of that takes its time
-again in every call like it, more than a short attention lasts. So it is kept: a call of the same kind allocates O and
-L, puts five addresses into the list of arguments, and hands it to the CUDA driver without a detour.
+again in every call like it, more than a short attention lasts. So it is kept: a call of the same kind allocates as the
+first one did, puts addresses into the lists of arguments, and hands these to the CUDA driver without a detour.
 
-For CUDA tensors of torch on the current device, and for kernels with a `launch_of`; everything else goes the usual way.
+For CUDA tensors of torch on the current device, and for kernels on tensor cores; everything else goes the usual way.
 """
 
 import ctypes
@@ -21,23 +21,23 @@ ADDRESS = 4                                                         # where in t
 known = {}
 
 
-def key_of(core, q, k, v, *options):
+def key_of(core, tensors, *options):
     """What a call is known by, its arrays' contents and addresses apart (but for what these are multiples of).
 
     None if it cannot be prepared: other arrays than torch's on the current device, or an option that has no hash.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(core, "launch_of"):
+    if torch is None or not hasattr(core, "plan"):
         return None
-    for x in (q, k, v):
+    key = [core, *options, *map(type, options)]                     # 1, 1.0 and True are equal, but not all are a scale
+    for x in tensors:
         if not isinstance(x, torch.Tensor) or not x.is_cuda or x.is_neg():
             return None
-    if q.get_device() != torch.cuda.current_device():
+        key += x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
+    if tensors[0].get_device() != torch.cuda.current_device():
         return None
-    key = (core, *((type(x), x) for x in options),                  # 1, 1.0 and True are equal, but not all are a scale
-           *((x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16) for x in (q, k, v)))
     try:
-        return Key(key)
+        return Key(tuple(key))
     except TypeError:                                               # an array, or a list
         return None
 
@@ -57,43 +57,76 @@ class Key:
         return self.parts == other.parts
 
 
-def remember(key, core, call, Q, K, V, O, L):
-    """Keep what this call, which has just been made with these tensors, has found out."""
+def remember(key, call, given, loaded, results):
+    """Keep what this call, which has just been made, has found out.
+
+    given: its tensors, in the order of the key; loaded: what kernels got of them; results: tensors it has made.
+    """
+    if any(x.data_ptr() != X.data_ptr() for x, X in zip(given, loaded, strict=True)):
+        return                                                      # one was converted first
     if len(known) >= MOST:
         known.clear()
-    known[key] = Prepared(core, call, Q, K, V, O, L)
+    known[key] = Prepared(call, loaded, results)
 
 
 class Prepared:
-    """A kernel that is ready to be launched, and its arguments but for the arrays' addresses."""
+    """The launches of a call, ready to be made again with other tensors."""
 
-    def __init__(self, core, call, *tensors):
-        arrays = [call.place.argument(x) for x in tensors]
-        kernel, grid, numbers, shared = core.launch_of(call, *arrays[:3])
-        self.compiled = compiled_for(kernel, call.threads, [*arrays, *numbers])         # it must outlive the launches
+    def __init__(self, call, inputs, results):
+        tensors = [*inputs, *call.made]
+        self.torch, self.made = sys.modules["torch"], [(x.shape, x.dtype) for x in call.made]
+        self.results = [index_of(x, tensors) for x in results]
+        self.launches = [Launch(call, tensors, *launch) for launch in call.launches]
+        self.lock = Lock()                                          # one list of arguments for all threads
+
+    def __call__(self, *inputs):
+        """The results for these tensors, on torch's current stream."""
+        device, empty = inputs[0].device, self.torch.empty
+        tensors = [*inputs, *[empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]]
+        addresses = [x.data_ptr() for x in tensors]
+        stream = ctypes.c_void_p(self.torch.cuda.current_stream(device).cuda_stream)
+        with self.lock:
+            for launch in self.launches:
+                launch(addresses, stream)
+        return [tensors[index] for index in self.results]
+
+
+class Launch:
+    """One launch: a compiled kernel, its grid, and its arguments but for the addresses of these tensors."""
+
+    def __init__(self, call, tensors, kernel, grid, arguments, shared):
+        arrays = [call.place.argument(x) if hasattr(x, "data_ptr") else x for x in arguments]
+        self.compiled, self.arguments = compiled_for(kernel, call.threads, arrays), arguments   # they must outlive it
         function = int(self.compiled._codelibrary.get_cufunc().kernel.handle)
         self.launch = partial(driver().cuLaunchKernel, ctypes.c_void_p(function),
-                              *map(ctypes.c_uint, (*grid, call.threads, 1, 1, shared)))
-        self.torch, self.outs = sys.modules["torch"], [(x.shape, x.dtype) for x in tensors[3:]]
+                              *map(ctypes.c_uint, (*in_three(grid), *in_three([call.threads]), shared)))
         # As Numba hands an array to a kernel: two pointers of its own, elements, bytes of one, address, shape, strides.
         words, self.places = [], []
-        for x in arrays:
-            self.places.append(len(words) + ADDRESS)
-            words += [0, 0, x.size, x.dtype.itemsize, 0, *x.shape, *x.strides]
-        words += [x if isinstance(x, int) else struct.unpack("i", struct.pack("f", x))[0] for x in numbers]
+        for x, array in zip(arguments, arrays, strict=True):
+            if hasattr(x, "data_ptr"):
+                index = index_of(x, tensors)
+                if index is not None:                               # else it stays: a constant that the call has made
+                    self.places.append((len(words) + ADDRESS, index))
+                words += [0, 0, array.size, array.dtype.itemsize, x.data_ptr(), *array.shape, *array.strides]
+            else:
+                words.append(x if isinstance(x, int) else struct.unpack("i", struct.pack("f", x))[0])
         self.words = (ctypes.c_int64 * len(words))(*words)
         first = ctypes.addressof(self.words)
         self.pointers = (ctypes.c_void_p * len(words))(*range(first, first + 8 * len(words), 8))
-        self.lock = Lock()                                          # one list of arguments for all threads
 
-    def __call__(self, q, k, v):
-        """O, L of these tensors, on torch's current stream."""
-        O, L = (self.torch.empty(shape, dtype=dtype, device=q.device) for shape, dtype in self.outs)
-        stream = self.torch.cuda.current_stream(q.device).cuda_stream
-        with self.lock:
-            for place, x in zip(self.places, (q, k, v, O, L), strict=True):
-                self.words[place] = x.data_ptr()
-            error = self.launch(ctypes.c_void_p(stream), self.pointers, None)
+    def __call__(self, addresses, stream):
+        for place, index in self.places:
+            self.words[place] = addresses[index]
+        error = self.launch(stream, self.pointers, None)
         if error:
             raise RuntimeError(f"the launch failed with error {error} of the CUDA driver")
-        return O, L
+
+
+def in_three(grid):
+    """Blocks along x, y and z, or threads: what is not said is 1."""
+    return (*grid, 1, 1)[:3]
+
+
+def index_of(x, tensors):
+    """Which of the tensors x is; None if it is none of them."""
+    return next((index for index, other in enumerate(tensors) if other is x), None)

@@ -19,6 +19,7 @@ DESCRIPTIONS = {
     "fa2": "one block per tile of queries; O stays on chip until it is finished",
     "fa1_warps": "warps share the keys of a tile: partial results meet in shared memory",
     "fa2_warps": "warps share the queries of a tile: shuffles inside a warp only",
+    "fa1_mma": "tensor cores; split-K, and O travels: for comparison with fa2_mma",
     "fa2_mma": "tensor cores; P stays in registers, tiles are copied one step ahead",
 }
 
@@ -28,10 +29,10 @@ def implementation(kernel, threads=None, deterministic=True):
     gradients = partial(backward, kernel=kernel, threads=threads, deterministic=deterministic)
     ask, supports = adapters.fa_ref(partial(forward, kernel=kernel, threads=threads),
                                     backward=gradients if kernel in WITH_BACKWARD else None)
-    bitwise = deterministic or SIMULATED or kernel != "fa2"
+    bitwise = deterministic or SIMULATED or kernel not in ("fa2", "fa2_mma")
     supports = supports.without(*NOT_OFFERED).but(deterministic=bitwise)
     if kernel not in PLAIN:
-        tiles = () if threads is None else (threads // 2,)          # 16 queries for each warp
+        tiles = (threads // 2,) if threads in (64, 128, 256) else ()            # 16 queries for each warp
         supports = supports.without(*NOT_ON_TENSOR_CORES).but(
             dtypes=("float16", "bfloat16"), head_dims=TENSOR_CORE_DIMS, tiles=tiles)
     return ask, supports

@@ -13,6 +13,7 @@ c xor (some bits of r) would. Nothing is wasted, and no two of the 8 meet.
 """
 
 import math
+from functools import cache
 
 import numpy as np
 from numba import cuda
@@ -29,17 +30,12 @@ def padded(d):
     return -(-d // PRODUCT) * PRODUCT
 
 
-def functions(d, warps, narrow, aligned):
-    """(cell, further, load, store) for rows of d numbers and blocks of this many warps.
-
-    narrow: from float32 to the storage dtype. aligned: may rows in memory be read 16 bytes at a time?
-    """
-    D, nothing = padded(d), np.float32(0)
-    chunks, threads = D // CHUNK, warps * WARP
+@cache
+def places(D):
+    """(cell, further) for rows that have D numbers on chip."""
+    chunks = D // CHUNK
     swap = math.gcd(chunks, 8) - 1                                  # the bits of c that are exchanged
     shift = 3 - swap.bit_length()                                   # by those of r from here on
-    at_once = threads // chunks                                     # rows that are loaded at once; by all threads?
-    by_all = threads % chunks == 0
 
     @cuda.jit(device=True, forceinline=True)
     def cell(r, c):
@@ -53,6 +49,21 @@ def functions(d, warps, narrow, aligned):
         `cell` would say the same, but so a lane has one place to remember instead of one for each c.
         """
         return (at ^ (c & swap) * CHUNK) + (c & ~swap) * CHUNK
+
+    return cell, further
+
+
+def functions(d, warps, narrow, aligned, D=None):
+    """(cell, further, load, store) for rows of d numbers and blocks of this many warps.
+
+    narrow: from float32 to the storage dtype. aligned: may rows in memory be read 16 bytes at a time? D: the numbers
+    of a row on chip; None is the fewest that will do.
+    """
+    D, nothing = D or padded(d), np.float32(0)
+    cell, further = places(D)
+    chunks, threads = D // CHUNK, warps * WARP
+    at_once = threads // chunks                                     # rows that are loaded at once; by all threads?
+    by_all = threads % chunks == 0
 
     @cuda.jit(device=True, forceinline=True)
     def load(tile, at, size, X, b, h, row0, low, high, t):
@@ -79,12 +90,18 @@ def functions(d, warps, narrow, aligned):
                             tile[at + cell(r, c) + y] = X[b, h, row, x] if inside and x < d else narrow(nothing)
 
     @cuda.jit(device=True, forceinline=True)
-    def store(tile, r0, size, X, b, h, row0, high, lane):
-        """Store `size` rows of the tile at 0, from its row r0 on, to the rows of X[b, h] that row0 + r0 begins, up to
-        row high − 1. Done by one warp; size · D is a multiple of 256, and rows of X lie at multiples of 16 bytes."""
-        for n in range(size * chunks // WARP):
-            r, c = r0 + (n * WARP + lane) // chunks, (n * WARP + lane) % chunks
-            if row0 + r < high and (d == D or c * CHUNK < d):
-                ptx.store_chunk(X, (b, h, row0 + r, c * CHUNK), tile, cell(r, c))
+    def store(tile, at, size, X, b, h, row0, high, t, T):
+        """Store the `size` rows at tile[at …] to X[b, h], from row0 on, up to row high − 1. T threads, a warp or more,
+        do it together; they divide size · D / 8. Rows of X lie side by side."""
+        for n in range(size * chunks // T):
+            r, c = (n * T + t) // chunks, (n * T + t) % chunks
+            if row0 + r < high:
+                if d % CHUNK == 0:
+                    if d == D or c * CHUNK < d:
+                        ptx.store_chunk(X, (b, h, row0 + r, c * CHUNK), tile, at + cell(r, c))
+                else:
+                    for y in range(CHUNK):
+                        if c * CHUNK + y < d:
+                            X[b, h, row0 + r, c * CHUNK + y] = tile[at + cell(r, c) + y]
 
     return cell, further, load, store

@@ -39,12 +39,12 @@ def main():
 
 def agreement():
     """The table of errors; True if all are within their bounds."""
-    plain, halves = problem_in(np.float32, 8, 8), problem_in(np.float16, 32, 16)
+    plain, halves = problem_in(np.float32, 8, 8), problem_in(np.float16, 32, 32)
     where = "in Numba's simulator, without a GPU" if cuda_kernels.SIMULATED else "on the GPU"
     console.rule("[bold]The same loops as GPU kernels")
     console.print(f"The same numbered steps in Numba-CUDA, {where}:\n"
                   f"the first {N} tokens of {data.load().names[0]}, causal, in float32 with tiles of 8 × 8, on tensor "
-                  "cores in float16 with tiles of 32 × 16.\n")
+                  "cores in float16 with tiles of 32 × 32.\n")
     table = tabled("kernel", "threads", "direction", "worst in", "error", "bound", "used", "", right=(1, 4, 5, 6))
     ok = True
     with Progress(console=console, transient=True) as progress:

@@ -6,10 +6,13 @@
     python docs/generate.py papers              papers: the papers' figures beside ours, with pictures (3 minutes)
     python docs/generate.py claims              claims: those in circulation, and what is computed for them (10 seconds)
     python docs/generate.py warps               gpu: split-K against split-Q, counted in the simulator
+    python docs/generate.py instructions        tensor_cores: the functions of cuda_kernels.ptx, with what they become
     python docs/generate.py planted             verification: faults planted in the kernels, and who caught them
     python docs/generate.py gpu FILE …          verification: what `make gpu` saved, possibly in several runs
     python docs/generate.py dram FILE           verification: what `tests/gpu_dram.py` saved
     python docs/generate.py sanitize FILE       verification: what `make sanitize` saved
+    python docs/generate.py performance FILE    performance and README: what `python -m cuda_kernels bench` saved
+    python docs/generate.py ladder FILE         performance: what `python -m cuda_kernels ladder` saved
 
 `make mutants` writes its own part when called with --write.
 """
@@ -25,9 +28,13 @@ from pathlib import Path
 import claims
 import marks
 import numpy as np
+import performance as bench_tables
+import performance_picture
+import ptx_functions
 
 import cuda_kernels.registered  # noqa: F401  enters the kernels
 from cuda_kernels import counts
+from cuda_kernels.ladder import table as ladder_table
 from fa_ref import tables
 from fa_ref.testing import running
 from fa_ref.testing.properties import PROPERTIES
@@ -109,6 +116,16 @@ def warps_table():
     return markdown(counts.HEAD, counts.table(), numbers=range(1, 7))
 
 
+def instructions():
+    """The functions of `cuda_kernels.ptx`."""
+    marks.fill(ROOT / "docs" / "tensor_cores.md", "instructions", instructions_table())
+
+
+def instructions_table():
+    """The same as text."""
+    return markdown(ptx_functions.HEAD, ptx_functions.rows())
+
+
 def planted():
     """What `tests/test_planted_faults.py` prints."""
     told = printed([sys.executable, "tests/test_planted_faults.py"])
@@ -157,6 +174,54 @@ def dram(file):
         numbers=range(1, 7)))
 
 
+def performance(file):
+    """The tables and the picture of the benchmark, from the JSON file of `python -m cuda_kernels bench --save`."""
+    from fa_ref import drawing  # brings matplotlib
+
+    run = json.loads(Path(file).read_text(encoding="utf-8"))
+    picture = ROOT / "docs" / performance_picture.FILE
+    picture.parent.mkdir(exist_ok=True)
+    performance_picture.picture(run, drawing).save(picture)
+    for name, text in performance_texts(run).items():
+        marks.fill(ROOT / "docs" / "performance.md", name, text)
+    marks.fill(ROOT / "README.md", "speed", speed_text(run))
+
+
+def performance_texts(run):
+    """{name of the marks: text} of docs/performance.md."""
+    where, picture = bench_tables.where(run), f"![{performance_picture.described(run)}]({performance_picture.FILE})"
+    parts = {"targets": [where, tabled(bench_tables.judged(run))],
+             "ratios": [picture, tabled(bench_tables.ratios(run)), bench_tables.grouped(run)],
+             "peers": [tabled(bench_tables.peers(run))], "growth": [tabled(bench_tables.memory(run))],
+             "overhead": [tabled(bench_tables.overhead(run))], "resources": [tabled(bench_tables.resources(run))],
+             "factor": [tabled(bench_tables.factors(run))]}
+    return {name: "\n\n".join(filter(None, texts)) for name, texts in parts.items()}
+
+
+def speed_text(run):
+    """What the README shows of it."""
+    return f"{bench_tables.where(run)}\n\n{tabled(bench_tables.readme(run))}"
+
+
+def tabled(table):
+    """(head, rows, numbers) as Markdown; words if there is no row."""
+    return markdown(*table) if table[1] else "Not measured."
+
+
+def ladder(file):
+    """The tables of the ladder, from the JSON file of `python -m cuda_kernels ladder --save`."""
+    marks.fill(ROOT / "docs" / "performance.md", "ladder", ladder_text(json.loads(Path(file).read_text("utf-8"))))
+
+
+def ladder_text(run):
+    """The same as text."""
+    told = [f"{ladder_table.where(run)}."]
+    for d, causal, rows in ladder_table.tables(run):
+        told.append(f"### {ladder_table.heading(d, causal)}")
+        told.append(markdown(ladder_table.HEAD, rows, numbers=ladder_table.NUMBERS))
+    return "\n\n".join(told)
+
+
 def on(runs):
     """Where and when: a line for each run that differs."""
     return "\n".join(dict.fromkeys(run["on"] for run in runs)) + ":\n\n"
@@ -170,7 +235,8 @@ def markdown(head, rows, numbers=()):
 
 if __name__ == "__main__":
     commands = {"coverage": coverage, "kit": kit, "bench": bench, "papers": papers, "claims": claims.write,
-                "warps": warps, "planted": planted, "gpu": gpu, "dram": dram, "sanitize": sanitize}
+                "warps": warps, "instructions": instructions, "planted": planted, "gpu": gpu, "dram": dram,
+                "sanitize": sanitize, "performance": performance, "ladder": ladder}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])

@@ -1,9 +1,10 @@
-"""Draw the pictures of docs/gpu.md and docs/schedule.md: `python docs/pictures.py` writes docs/pictures/*.svg.
+"""Draw the pictures of gpu.md, tensor_cores.md and schedule.md: `python docs/pictures.py` writes docs/pictures/*.svg.
 
     python docs/pictures.py png FOLDER          the same as PNG, somewhere else
 
 Needs matplotlib, which `make test` installs. What the pictures say about the
-kernels, `tests/test_pictures.py` holds against the kernels. Those of docs/schedule.md are made in schedule_pictures.py.
+kernels, `tests/test_pictures.py` holds against the kernels. Those of docs/schedule.md are made in schedule_pictures.py,
+those of docs/tensor_cores.md in tensor_core_pictures.py.
 """
 
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 os.environ.setdefault("FA_REF_CUDA", "sim")
 import schedule_pictures
+import tensor_core_pictures
 
 from cuda_kernels import fa2
 
@@ -196,7 +198,8 @@ def splits(draw):
     return s
 
 
-PICTURES = (machine, grid, stride, banks, barriers, splits, *schedule_pictures.PICTURES)
+PICTURES = (machine, grid, stride, banks, barriers, splits, *schedule_pictures.PICTURES,
+            *tensor_core_pictures.PICTURES)
 
 
 def main(kind="svg", folder=FOLDER):

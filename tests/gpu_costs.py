@@ -38,7 +38,8 @@ def megabytes(call):
 
 
 def costs(report):
-    """Every kernel at N = 4096, d = 64, float32, 16 heads and 1 head; report.costs gets the table.
+    """Every kernel at N = 4096, d = 64, 16 heads and 1 head, in float32, on tensor cores in float16; report.costs gets
+    the table.
 
     With the largest tiles that fit; where those are 32 × 32 also with 16 × 16, to compare with kernels that have no
     room for more.
@@ -69,7 +70,22 @@ def costs(report):
                 ms, mb = measured(backward)
                 name = "backward, deterministic" if deterministic else "backward"
                 cost(report, heads, kernel, largest_tile(kernel, True), name, ms, mb, ms / torchs["backward"][0])
+        for kernel in (name for name in cuda_kernels.KERNELS if name not in cuda_kernels.PLAIN):
+            on_tensor_cores(report, heads, kernel, [y.half() for y in x], torchs, truth)
     report.add("costs", True, f"{len(report.costs)} rows")
+
+
+def on_tensor_cores(report, heads, kernel, x, torchs, truth):
+    """The rows of one kernel in float16, beside torch's math backend in float32."""
+    answer = cuda_kernels.forward(*x[:3], kernel=kernel)
+    assert abs(answer.out - truth).max() <= 2 * np.finfo(np.float16).eps * abs(x[2]).max()
+    ms, mb = measured(lambda: cuda_kernels.forward(*x[:3], kernel=kernel))
+    cost(report, heads, kernel, "", "forward, float16", ms, mb, ms / torchs["forward"][0])
+    for deterministic in (False, True) if kernel in WITH_BACKWARD else ():
+        ms, mb = measured(lambda deterministic=deterministic: cuda_kernels.backward(
+            x[3], *x[:3], *answer, kernel=kernel, deterministic=deterministic))
+        name = "backward, float16" + (", deterministic" if deterministic else "")
+        cost(report, heads, kernel, "", name, ms, mb, ms / torchs["backward"][0])
 
 
 def largest_tile(kernel, backward=False):
@@ -93,7 +109,7 @@ def torch_math(heads):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    x = [torch.randn(1, heads, N, D, device="cuda") for _ in range(4)]
+    x = [torch.randn(1, heads, N, D, device="cuda").half().float() for _ in range(4)]       # float16 has these numbers
     leaves = [y.clone().requires_grad_() for y in x[:3]]
 
     def forward(q, k, v):

@@ -70,12 +70,12 @@ SESSIONS = [(page, line, text) for page in PAGES for line, text in fences(page, 
 def without_places(transcript):
     """The transcript from its first > on; …/fa_ref/fa2.py(62) and …/fa_ref/fa2.py:62 become fa_ref/fa2.py(…).
 
-    The simulator's (shared, fa2.py:82) becomes (shared, fa2.py:…).
+    The simulator's (shared, fa2.py:82) becomes (shared, fa2.py:…), and (local, …) likewise.
     """
     transcript = transcript[re.search(r"^> ", transcript, re.MULTILINE).start():].strip()
     for pattern, short in [
         (r"(?m)(^> <string>.*\n)-> .*\n", r"\1"),                                          # Python 3.13 shows -c
-        (r"(\(shared, \w+\.py:)\d+\)", r"\1…)"),
+        (r"(\((?:shared|local), \w+\.py:)\d+\)", r"\1…)"),
         (r"\S*\b((?:fa_ref|cuda_kernels)/\w+\.py)(\(\d+\)|:\d+)", r"\1(…)"),
     ]:
         transcript = re.sub(pattern, short, transcript)

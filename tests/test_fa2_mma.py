@@ -128,7 +128,7 @@ def test_large_scores(dtype):
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_property(name):
     ask, supports = registered.implementation("fa2_mma", threads=32)
-    supports = supports.but(max_length=20, max_heads=2, head_dims=(3, 8, 16, 40), tiles=(16, 32), long_lengths=())
+    supports = supports.but(max_length=20, max_heads=2, head_dims=(3, 8, 16, 40), tiles=(32,), long_lengths=())
     row = try_property(name, ask, supports, examples=12 if name == "equals_the_oracle" else 3)
     if row.status == "unsupported":
         pytest.skip(row.detail)
@@ -157,8 +157,6 @@ def test_what_is_refused():
         cuda_kernels.forward(wide, wide, wide, kernel="fa2_mma", threads=256, block_q=256)
     with pytest.raises(ValueError, match=r"tiles of 128 × 128 needs 327680 bytes .* but a block has 232448"):
         cuda_kernels.forward(wide, wide, wide, kernel="fa2_mma", threads=256, block_k=128)
-    with pytest.raises(NotImplementedError, match="fa2_mma has no backward pass"):
-        cuda_kernels.backward(x, x, x, x, x, x[..., 0], kernel="fa2_mma")
 
 
 # --- what an audit says ---------------------------------------------------------------------------------------

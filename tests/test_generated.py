@@ -34,6 +34,12 @@ def test_the_page_on_the_gpu_shows_todays_counts():
     assert marks.read(ROOT / "docs" / "gpu.md", "warps") == generate.warps_table(), "run: python docs/generate.py warps"
 
 
+def test_the_page_on_tensor_cores_shows_every_function_of_ptx():
+    shown = marks.read(ROOT / "docs" / "tensor_cores.md", "instructions")
+    assert shown == generate.instructions_table(), "run: python docs/generate.py instructions"
+    assert sorted(re.findall(r"^\| `(\w+)` \|", shown, re.MULTILINE)) == sorted(cuda_kernels.ptx.__all__)
+
+
 def test_what_ran_on_a_gpu_held():
     """Every kernel is in each of the tables, and nothing in them failed."""
     checks, found, costs = (marks.read(VERIFICATION, name) for name in ("gpu", "sanitize", "costs"))

@@ -46,6 +46,21 @@ def test_it_stops_at_barriers_from_the_one_before_step_4_on(kernel):
     assert all("cuda.syncthreads()" in lines[n - 1] for n in stops)
 
 
+@pytest.mark.parametrize("threads", [[], ["--threads", "64"]])
+def test_a_warp_runs_to_its_end(threads, capsys):
+    """float16: three digits of the answer; 2 of 8 channels are shown."""
+    assert debug.main(["fa2_mma", "--run", *threads]) == 0
+    ours, plain = two_results(capsys.readouterr().out)
+    assert len(ours) == 8 and np.allclose(ours, plain, rtol=1e-3, atol=0)
+
+
+def test_a_warp_stops_where_its_block_or_its_lanes_meet():
+    core = cuda_kernels.KERNELS["fa2_mma"]
+    lines = Path(core.__file__).read_text(encoding="utf-8").split("\n")
+    stops = [lines[n - 1].split("#")[0].strip() for n in debug.barriers(core.make_forward, 4)]
+    assert stops == ["cuda.syncthreads()", "cuda.syncwarp(ALL)", "cuda.syncwarp(ALL)"]
+
+
 def test_on_a_gpu_pdb_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(cuda_kernels, "SIMULATED", False)
     with pytest.raises(SystemExit) as end:

@@ -43,7 +43,8 @@ def test_everything_is_there(inferred):
                          "finish.sink_gradient", "scores.visible", "scores.score", "scores.chain", "scores.empty"}
         assert dtype == "float16" or names >= {"standard.forward", "standard.backward_dV", "fa1.forward",
                                                "fa1_backward.backward", "fa1_warps.forward", "fa2_warps.forward"}
-        assert dtype == "float32" or names >= {"fa2_mma.forward", "swizzled.cell", "swizzled.further", "swizzled.load"}
+        assert dtype == "float32" or names >= {"fa1_mma.forward", "fa2_mma.forward", "swizzled.cell",
+                                               "swizzled.further", "swizzled.load"}
         assert ("finish.round_once" in names) == ("launch.rounded" in names) == (dtype != "float32")
 
 
@@ -129,7 +130,8 @@ def main():
 
         if dtype != "float32":
             for scale in (1.0, -1.0):
-                cuda_kernels.forward(k, k, k, kernel="fa2_mma", scale=scale)
+                for kernel in ("fa1_mma", "fa2_mma"):
+                    cuda_kernels.forward(k, k, k, kernel=kernel, scale=scale)
 
     def times_a_tenth(x):
         x[0] = x[0] * 0.1

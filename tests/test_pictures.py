@@ -20,10 +20,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import pictures  # noqa: E402
 
-PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-IMAGES = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", PAGE + (ROOT / "docs" / "schedule.md").read_text(encoding="utf-8"))
-QUOTED = ("cuda_kernels/fa1.py", "cuda_kernels/fa2.py", "cuda_kernels/fa1_warps.py", "cuda_kernels/fa2_warps.py",
-          "fa_ref/fa2.py")
+PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8")
+         for name in ("gpu.md", "tensor_cores.md", "schedule.md")}
+IMAGES = re.findall(r"!\[([^]]+)\]\(([^)]+)\)", "".join(PAGES.values()))
+QUOTED = {"gpu.md": ("cuda_kernels/fa1.py", "cuda_kernels/fa2.py", "cuda_kernels/fa1_warps.py",
+                     "cuda_kernels/fa2_warps.py", "fa_ref/fa2.py"),
+          "tensor_cores.md": ("cuda_kernels/fa2_mma.py", "cuda_kernels/swizzled.py")}
 simulated = pytest.mark.skipif(not cuda_kernels.SIMULATED, reason="watches the simulator; kernels run on a GPU here")
 Br, Bc, d, dv = 4, 5, 6, 7
 
@@ -140,13 +142,17 @@ def test_the_files_are_what_is_drawn_today(tmp_path):
 
 # --- code that the page quotes --------------------------------------------------------------------------------
 
-def not_there(page):
+def not_there(page, files):
     """Code spans with an operator or a bracket in them that stand in none of the files."""
-    sources = "".join((ROOT / file).read_text(encoding="utf-8") for file in QUOTED)
+    sources = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
     spans = re.findall(r"(?<!`)`([^`]+)`(?!`)", re.sub(r"```.*?```", "", page, flags=re.DOTALL))
     return [span for span in spans if re.search(r"[=(\[+]", span) and span not in sources]
 
 
-def test_the_code_that_the_page_quotes_is_there():
-    assert not_there(PAGE) == []
-    assert not_there("`t = cuda.thread`, `Qi[r, x]`, `m`") == ["t = cuda.thread"]
+@pytest.mark.parametrize("name", QUOTED)
+def test_the_code_that_a_page_quotes_is_there(name):
+    assert not_there(PAGES[name], QUOTED[name]) == []
+
+
+def test_code_that_is_not_there_is_noticed():
+    assert not_there("`t = cuda.thread`, `Qi[r, x]`, `m`", QUOTED["gpu.md"]) == ["t = cuda.thread"]

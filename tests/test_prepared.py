@@ -42,8 +42,8 @@ def key_of(monkeypatch):
 
 
 def test_calls_of_one_kind_have_one_key(key_of):
-    first = key_of(fa2_mma, Tensor(), Tensor(), Tensor(), None, 0.5, True, (-1, -1))
-    again = key_of(fa2_mma, Tensor(pointer=512), Tensor(), Tensor(), None, 0.5, True, (-1, -1))
+    first = key_of(fa2_mma, [Tensor(), Tensor()], None, 0.5, True, (-1, -1))
+    again = key_of(fa2_mma, [Tensor(pointer=512), Tensor()], None, 0.5, True, (-1, -1))
     assert first == again and hash(first) == hash(again) and {first: 1}[again] == 1
 
 
@@ -55,7 +55,7 @@ def test_whatever_decides_the_launch_is_in_the_key(key_of, change):
     """1, 1.0 and True are equal, but not all of them are a scale, and not all of them a flag."""
     q, options = Tensor(), (None, 1, True, (-1, -1))
     q_changed, options_changed = change(q, options)
-    assert key_of(fa2_mma, q, q, q, *options) != key_of(fa2_mma, q_changed, q, q, *options_changed)
+    assert key_of(fa2_mma, [q, q], *options) != key_of(fa2_mma, [q_changed, q], *options_changed)
 
 
 @pytest.mark.parametrize(("core", "q", "option"), [
@@ -63,12 +63,28 @@ def test_whatever_decides_the_launch_is_in_the_key(key_of, change):
     (fa2_mma, Tensor(device=1), None), (fa2_mma, Tensor(negated=True), None), (fa2_mma, Tensor(), np.ones(3)),
     (fa2_mma, Tensor(), [1, 2])])
 def test_other_calls_have_none(key_of, core, q, option):
-    assert key_of(core, q, q, q, option) is None
+    assert key_of(core, [q, q], option) is None
 
 
 def test_without_torch_nothing_is_prepared(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert prepared.key_of(fa2_mma, np.ones(3), np.ones(3), np.ones(3)) is None
+    assert prepared.key_of(fa2_mma, [np.ones(3)]) is None
+
+
+def test_a_launch_has_three_dimensions():
+    assert prepared.in_three((7,)) == (7, 1, 1) and prepared.in_three((7, 5)) == (7, 5, 1)
+    assert prepared.in_three((7, 5, 3)) == (7, 5, 3)
+
+
+@on_a_gpu
+@pytest.mark.gpu
+def test_a_grid_of_two_dimensions():
+    import torch
+
+    prepared.known.clear()
+    q, k, v = (torch.randn(2, 3, 100, 64, device="cuda", dtype=torch.float16) for _ in range(3))
+    first, again = (cuda_kernels.forward(q, k, v, kernel="fa1_mma") for _ in range(2))
+    assert len(prepared.known) == 1 and torch.equal(first.out, again.out) and torch.equal(first.lse, again.lse)
 
 
 @on_a_gpu
@@ -107,3 +123,28 @@ def test_a_prepared_call_follows_streams_and_can_be_captured():
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(captured.out, cuda_kernels.forward(q, k, v, kernel="fa2_mma").out)
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("with_dlse", [False, True])
+def test_a_prepared_backward_pass_is_the_first_one_again(deterministic, with_dlse):
+    import torch
+
+    q, k, v, dout = (torch.randn(2, 3, 100, 64, device="cuda", dtype=torch.float16) for _ in range(4))
+    out, lse = cuda_kernels.forward(q, k, v, kernel="fa2_mma", causal=True)
+    dlse = torch.randn_like(lse) if with_dlse else None
+    how = {"kernel": "fa2_mma", "causal": True, "deterministic": deterministic}
+    prepared.known.clear()
+    first = cuda_kernels.backward(dout, q, k, v, out, lse, dlse=dlse, **how)
+    assert len(prepared.known) == 1
+    again = cuda_kernels.backward(dout, q, k, v, out, lse, dlse=dlse, **how)
+    assert all(torch.allclose(a, b, atol=1e-2) for a, b in zip(first[:3], again[:3], strict=True))
+    assert torch.equal(first.dk, again.dk) and torch.equal(first.dv, again.dv)
+    other = cuda_kernels.backward(-dout, q, k, v, out, lse, dlse=None if dlse is None else -dlse, **how)
+    assert len(prepared.known) == 1 and torch.equal(other.dk, -first.dk) and torch.equal(other.dv, -first.dv)
+    if deterministic:
+        assert torch.equal(first.dq, again.dq) and torch.equal(other.dq, -first.dq)
+    converted = cuda_kernels.backward(dout, q, k, v, out, lse.double(), dlse=dlse, **how)
+    assert len(prepared.known) == 1 and torch.equal(converted.dk, first.dk)

@@ -71,6 +71,15 @@ def test_tensor_cores(compiled, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["bfloat16 64", "float16 128"])
+def test_tensor_cores_split_k(compiled, name):
+    """Three barriers; no local memory, at the default tiles; all products written out."""
+    facts, d = compiled[f"fa1_mma {name}"], int(name.split()[1])
+    assert facts["products"] == facts["slabs"] * 2 * (facts["keys"] // 8 * d // 16)
+    assert facts["barriers"] == 3 and facts["local"] is False and facts["copies"] > 0 and facts["shared"] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float16 59", "bfloat16 59"])
 def test_tensor_cores_with_rows_that_are_not_aligned(compiled, name):
     assert compiled[f"fa2_mma {name}"]["copies"] == 0 and compiled[f"fa2_mma {name}"]["products"] > 0
@@ -119,6 +128,7 @@ def main():
     from cuda_kernels import (
         fa1,
         fa1_backward,
+        fa1_mma,
         fa1_warps,
         fa2,
         fa2_backward,
@@ -191,6 +201,14 @@ def main():
         S = array(dtype, 4)
         compile_(f"fa2_mma {name}", fa2_mma.make_forward(32, 4, 64, 59, np.dtype(dtype), True, False),
                  (S, S, S, S, array(np.float32, 3), types.float32, types.int64, types.int64))
+
+    for name, dtype, d in (("bfloat16 64", bfloat16, 64), ("float16 128", np.float16, 128),
+                           ("bfloat16 59", bfloat16, 59)):
+        S, W3 = array(dtype, 4), array(np.float32, 3)
+        _, warps, Br, C = next(row for row in fa1_mma.TILES if d <= row[0])         # those on a GPU
+        compile_(f"fa1_mma {name}", fa1_mma.make_forward(Br, warps * C, warps, d, np.dtype(dtype), True, d % 8 == 0),
+                 (S, S, S, S, W3, array(np.float32, 4), W3, W3, types.float32, types.int64, types.int64))
+        found[f"fa1_mma {name}"] |= {"slabs": Br // 16, "keys": C}  # of a tile; of a warp
 
     f4 = array(np.float32, 1)
 

@@ -14,7 +14,7 @@ STEP = re.compile(r"#\s*\((\d+)\)\s*(.*?)\s*$")
 SHAPE = re.compile(r"\s*\([bN][^()]*,[^()]*\)$")                    # a shape at the end of a line: (br, bc), (Nq,)
 FILES = {"standard": ("standard",), "fa1": ("fa1", "fa1_backward"), "fa2": ("fa2", "fa2_backward")}
 names = pytest.mark.parametrize("name", FILES)
-BY_WARPS = {"fa1_warps": "fa1", "fa2_warps": "fa2", "fa2_mma": "fa2"}
+BY_WARPS = {"fa1_warps": "fa1", "fa2_warps": "fa2", "fa1_mma": "fa1", "fa2_mma": "fa2"}
 
 
 def functions(path):

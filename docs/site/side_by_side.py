@@ -40,6 +40,8 @@ PAGES = {
                       cuda("fa1_warps", "make_forward")),
     "fa2_warps": Page("FlashAttention-2 by warps: split-Q", cuda("fa2", "make_forward"),
                       cuda("fa2_warps", "make_forward")),
+    "fa1_mma": Page("FlashAttention-1 on tensor cores", cuda("fa1", "make_forward"),
+                    cuda("fa1_mma", "make_forward")),
     "fa2_mma": Page("FlashAttention-2 on tensor cores", cuda("fa2", "make_forward"),
                     cuda("fa2_mma", "make_forward")),
     "standard_backward": Page("Standard attention, backward", numpy("standard", "backward_head", "gradients"),

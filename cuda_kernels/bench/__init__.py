@@ -1,0 +1,86 @@
+"""How fast the kernels on tensor cores are: beside torch's attention, all of it in one run on one GPU.
+
+    python -m cuda_kernels bench                            the whole grid (some minutes)
+    python -m cuda_kernels bench --quick                    two lengths, two head dims
+    python -m cuda_kernels bench --save bench.json          keep everything for `python docs/generate.py performance`
+
+Forward passes in bfloat16, 16,384 tokens and 2,048 channels in all: 2,048 / d heads of d channels, in a batch of
+16,384 / N sequences; and a problem with grouped heads. Numbers of two days or two cards do not compare, ratios of one
+run do. So everybody has a turn in every round, and what counts is the ratio of the medians.
+
+Ends with 0 if every target of `targets` that was measured is met, else with 1.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import cuda_kernels
+from cuda_kernels.bench import grid
+
+ON_TENSOR_CORES = tuple(name for name in cuda_kernels.KERNELS if name not in cuda_kernels.PLAIN)
+
+
+def parsed(argv=None):
+    """(options, cases). A kernel, head dim or length that is none ends the program, with 2 and its name."""
+    parser = argparse.ArgumentParser(prog="python -m cuda_kernels bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--save", metavar="FILE", type=Path, help="write everything as JSON")
+    parser.add_argument("--quick", action="store_true", help="two lengths, two head dims")
+    parser.add_argument("--dims", type=numbers, metavar="D,D,…", help=f"head dims {listed(grid.DIMS)}")
+    parser.add_argument("--seqlens", type=numbers, metavar="N,N,…", help=f"lengths {listed(grid.LENGTHS)}")
+    parser.add_argument("--kernels", default=",".join(ON_TENSOR_CORES), metavar="NAME,NAME,…",
+                        help=f"which of ours: {', '.join(ON_TENSOR_CORES)} (all)")
+    options = parser.parse_args(argv)
+    options.kernels = options.kernels.split(",")
+    wrong = [name for name in options.kernels if name not in ON_TENSOR_CORES]
+    if wrong:
+        parser.error(f"--kernels takes {', '.join(ON_TENSOR_CORES)}, got {', '.join(wrong)}")
+    if options.save and not options.save.absolute().parent.is_dir():
+        parser.error(f"--save: there is no folder {options.save.absolute().parent}")
+    dims = options.dims or (grid.QUICK_DIMS if options.quick else grid.DIMS)
+    lengths = options.seqlens or (grid.QUICK_LENGTHS if options.quick else grid.LENGTHS)
+    try:
+        return options, grid.grid(dims, lengths)
+    except ValueError as problem:
+        parser.error(f"--{problem}")
+
+
+def numbers(text):
+    """A list of whole numbers with commas between them."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers like 64,128") from None
+
+
+def listed(numbers):
+    return ",".join(map(str, numbers))
+
+
+def main(argv=None):
+    """Measure, show, judge, save; returns 0 or 1, or 2 where it cannot be measured."""
+    options, cases = parsed(argv)
+    why = unable()
+    if why:
+        print(why)
+        return 2
+    from cuda_kernels.bench import clock, measure, show, targets  # these import torch
+
+    on = measure.machine()
+    with show.progress(len(cases) + 2) as step:
+        record = {"on": on} | measure.everything(clock.Gpu(), cases, options.kernels, step=step)
+    if options.save:
+        options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+    show.everything(record)
+    return 0 if targets.ok(targets.judged(record)) else 1
+
+
+def unable():
+    """Why nothing can be measured here; None if it can."""
+    if cuda_kernels.SIMULATED:
+        return "bench measures kernels on a GPU, and they run in the simulator here: start with FA_REF_CUDA=gpu"
+    try:
+        import torch
+    except ImportError:
+        return "bench measures beside torch, which is not installed: make gpu, or pip install torch"
+    return None if torch.cuda.is_available() else "bench needs a torch that sees the GPU, and this one sees none"

@@ -1,0 +1,254 @@
+"""The backward pass on tensor cores: the oracle's gradients, at lengths and head dims that suit its tiles or do not.
+
+They run in the simulator, and on the GPU where FA_REF_CUDA=gpu.
+"""
+
+import re
+import time
+from types import ModuleType
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+import cuda_kernels
+from cuda_kernels import fa2_mma, fa2_mma_backward, fa2_mma_dq, fa2_mma_rows, launch, products, tensor_cores
+from fa_ref.inputs import Sizes, check_options
+from fa_ref.testing import Result, oracle
+from fa_ref.testing.standard_16bit import two_errors
+from test_fa2_mma import OPTIONS, dtypes, problem, simulated, slow
+from test_kernels import judge
+from test_steps import CUDA, NUMPY, SHAPE, STEP
+
+GRADIENTS = ("dq", "dk", "dv")
+ways = pytest.mark.parametrize("deterministic", [False, True], ids=["atomics", "deterministic"])
+
+
+def with_gradients(p, dlse=False):
+    """The problem with a dout, and a dlse if asked."""
+    rng = np.random.default_rng(p.q.shape)
+    dout = rng.standard_normal(p.q.shape[:3] + p.v.shape[3:]).astype(p.q.dtype)
+    return p.replace(dout=dout, dlse=rng.standard_normal(p.q.shape[:3], np.float32) if dlse else None)
+
+
+def solved(p, warps=1, Br=32, Bc=32, deterministic=False):
+    """The answer of the kernels: forward with tiles of their own choice, backward with these."""
+    how = {**p.options, "kernel": "fa2_mma"}
+    for name in ("bias", "alibi_slopes"):
+        del how[name]
+    out, lse = cuda_kernels.forward(p.q, p.k, p.v, **how)
+    gradients = cuda_kernels.backward(p.dout, p.q, p.k, p.v, out, lse, dlse=p.dlse, deterministic=deterministic,
+                                      threads=32 * warps, block_q=Br, block_k=Bc, **how)
+    return Result(out, lse, *gradients)
+
+
+def holds(p, **how):
+    """Within the bound of every element, and the rule of two errors as well."""
+    result = solved(p, **how)
+    judge(p, result)
+    verdicts = two_errors(result, oracle.solve(p), p, round_scores=False)
+    for name in GRADIENTS:
+        assert verdicts[name].ok, (name, verdicts[name])
+    return result
+
+
+@dtypes
+@ways
+@pytest.mark.parametrize("warps, Br, Bc", [(1, 32, 32), (2, 32, 32), (2, 64, 64), (4, 64, 64), (2, 32, 64)])
+def test_warps_and_tiles(dtype, deterministic, warps, Br, Bc):
+    """d = 64, N = 32, in well under 6 seconds; warps above and beside one another."""
+    start = time.perf_counter()
+    holds(with_gradients(problem(dtype)), warps=warps, Br=Br, Bc=Bc, deterministic=deterministic)
+    assert time.perf_counter() - start < 6 or not cuda_kernels.SIMULATED
+
+
+@ways
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(options, deterministic):
+    holds(with_gradients(problem(**{"d": 16} | options)), deterministic=deterministic)
+
+
+@ways
+def test_the_gradient_that_reaches_lse(deterministic):
+    holds(with_gradients(problem(d=16, Nq=20, Nk=40, causal=True), dlse=True), deterministic=deterministic)
+
+
+@dtypes
+@pytest.mark.parametrize("sizes", [(0, 7), (5, 0), (0, 0)])
+def test_axes_of_length_zero(dtype, sizes):
+    result = solved(with_gradients(problem(dtype, *sizes)))
+    assert all(not getattr(result, name).any() for name in GRADIENTS)
+    assert result.dq.shape[2] == sizes[0] and result.dk.shape[2] == sizes[1]
+
+
+@slow
+@ways
+@pytest.mark.parametrize("d", [1, 7, 8, 24, 40, 80, 128, 192])
+def test_head_dims(d, deterministic):
+    holds(with_gradients(problem(d=d, Nq=17, Nk=21, causal=True)), deterministic=deterministic)
+    holds(with_gradients(problem(d=d, Nq=3, Nk=40, dtype=bfloat16)), warps=2, deterministic=deterministic)
+
+
+@slow
+@ways
+def test_any_strides(deterministic):
+    """Rows that cannot be copied 16 bytes at a time; the same bits."""
+    p = with_gradients(problem(d=16, Nq=20, Nk=20, heads=(2, 2), causal=True))
+    clean = solved(p, deterministic=deterministic)
+    names = ("q", "k", "v", "dout")
+    spread = {name: getattr(p, name).repeat(2, -1)[..., ::2] for name in names}
+    turned = {name: np.ascontiguousarray(getattr(p, name).swapaxes(1, 2)).swapaxes(1, 2) for name in names}
+    for arrays in (spread, turned):
+        other = solved(p.replace(**arrays), deterministic=deterministic)
+        assert all(getattr(clean, name).tobytes() == getattr(other, name).tobytes() for name in GRADIENTS[1:])
+
+
+@slow
+@dtypes
+@ways
+def test_what_lies_past_the_end_overflows_nowhere(dtype, deterministic):
+    """Large scores of the keys that are there, tiles that are not full: P of a key past the end would be inf."""
+    p = with_gradients(problem(dtype, d=16, Nq=17, Nk=35))
+    p = p.replace(q=p.q * 4, k=-np.abs(p.k) * 4)
+    result = holds(p.replace(q=np.abs(p.q)), deterministic=deterministic)
+    assert all(np.isfinite(getattr(result, name).astype(np.float32)).all() for name in GRADIENTS)
+
+
+# --- refused --------------------------------------------------------------------------------------------------
+
+def test_tiles_that_cannot_be_shared_are_refused():
+    p = with_gradients(problem(d=16))
+    for how, said in [({"warps": 3}, "tiles of 32 × 32 among 96"), ({"warps": 4}, "tiles of 32 × 32 among 128"),
+                      ({"Br": 16}, "tiles of 16 × 32 among 32"), ({"Bc": 48, "warps": 2}, "tiles of 32 × 48 among 64")]:
+        with pytest.raises(ValueError, match=f"fa2_mma backward cannot share {said}"):
+            solved(p, **how)
+    x = np.zeros((1, 1, 4, 8), np.float16)
+    lse = np.zeros((1, 1, 4), np.float32)
+    with pytest.raises(NotImplementedError, match="softcap is not offered by the kernel fa2_mma"):
+        cuda_kernels.backward(x, x, x, x, x, lse, kernel="fa2_mma", softcap=1.0)
+    with pytest.raises(ValueError, match="13 × 32 numbers: each takes 32 rows"):
+        products.part_of(13, 32, 1)
+
+
+@simulated
+@pytest.mark.parametrize("card", ["A100", "RTX 4090", "H200"])
+@pytest.mark.parametrize("d", [16, 64, 96, 128, 192, 256])
+def test_default_tiles_fit_the_card(card, d, monkeypatch):
+    """On a GPU 8 warps if they can share the tiles, and what shared memory has room for."""
+    monkeypatch.setattr(tensor_cores, "TILES_BACKWARD", tensor_cores.ON_A_GPU)
+    card = launch.CARDS[card]
+    sizes = Sizes(1, 1, 1, 512, 512, d, d)
+    options = check_options(sizes, np.dtype(np.float16))
+    threads, Br, Bc = fa2_mma.plan_backward(card, sizes, "float16", options, None, None, None, None, None)
+    assert fa2_mma_backward.shared_bytes(Br, Bc, d, threads // 32) <= card.dynamic_bytes
+    assert tensor_cores.can_share(Br, Bc, threads // 32)
+    assert (threads, Br, Bc) == {64: (256, 128, 128), 128: (256, 64, 128), 256: (256, 64, 64)}.get(
+        d if card.card == "H200" else 0, (threads, Br, Bc))
+
+
+# --- what an audit says ---------------------------------------------------------------------------------------
+
+@simulated
+@slow
+@ways
+@pytest.mark.parametrize("options", [{}, {"causal": True, "heads": (2, 1)}, {"window": (4, 4), "d": 24}], ids=str)
+def test_an_audit_finds_nothing(options, deterministic):
+    from cuda_kernels import simulator
+
+    p = with_gradients(problem(**{"Nq": 70, "Nk": 40, "d": 32} | options))
+    with simulator.audit() as audit:
+        judge(p, solved(p, warps=2, deterministic=deterministic))
+    assert audit.ok, audit
+
+
+@simulated
+def test_on_chip():
+    """Barriers, products and additions to dQ: what the docstrings say."""
+    from cuda_kernels import simulator
+
+    p, Tr, Tc, group, warps = with_gradients(problem(Nq=64, Nk=64, d=32, heads=(2, 1))), 2, 2, 2, 2
+    out, lse = cuda_kernels.forward(p.q, p.k, p.v, kernel="fa2_mma")
+    with simulator.audit() as audit:
+        cuda_kernels.backward(p.dout, p.q, p.k, p.v, out, lse, kernel="fa2_mma", threads=64, block_q=32, block_k=32)
+    assert audit.ok, audit
+    assert audit.counts.barriers == Tc * (2 * Tr * group + 2)
+    products_of_a_tile = 5 * 32 * 32 * 32 // (16 * 8 * 16)
+    assert audit.counts.matrix_products == Tc * Tr * group * products_of_a_tile
+    assert audit.counts.atomics == Tc * Tr * group * 32 * 32 and warps == 2
+
+
+def test_the_steps_are_those_of_numpy():
+    """All of them, in the words of fa_ref/fa2.py; but (8) waits for a barrier that (10) needs as well."""
+    def steps(text):
+        return {(int(m[1]), SHAPE.sub("", m[2])) for m in map(STEP.search, text.split("\n")) if m}
+
+    numpy = (NUMPY / "fa2.py").read_text(encoding="utf-8")
+    wanted = dict(steps(numpy[numpy.index("# (1) dQ"):]))
+    ours = steps("".join((CUDA / f"fa2_mma_{part}.py").read_text(encoding="utf-8") for part in ("rows", "backward")))
+    assert len(wanted) == 14 and {n for n, _ in ours} == set(wanted)
+    assert {n for n, words in ours if not words.startswith(wanted[n])} == {5, 11}       # copied ahead; once, at the end
+
+
+# --- planted faults -------------------------------------------------------------------------------------------
+
+# (file, what stands there, what is put in its place); an audit sees the first, only the numbers see the second
+DISORDER = {
+    "no wait": ("fa2_mma_backward", r"ptx.wait_copies\(0\)(\n +cuda.syncthreads\(\) +# Qi)", r"pass\1"),
+    "first copies not committed": ("fa2_mma_backward", r"^        ptx.commit_copies\(\)", "        pass"),
+    "no barrier before a tile is used": ("fa2_mma_backward", r"cuda.syncthreads\(\)( +# Qi)", r"pass\1"),
+    "no barrier before P and dS are read": ("fa2_mma_backward", r"cuda.syncthreads\(\)( +# P and dS)", r"pass\1"),
+    "no barrier before Kj is overwritten": ("fa2_mma_backward", r"cuda.syncthreads\(\)( +# everybody)", r"pass\1"),
+    "no barrier before dKj is stored": ("fa2_mma_backward", r"cuda.syncthreads\(\)( +# dKj, dVj are)", r"pass\1"),
+    "one buffer for all tiles": ("fa2_mma_backward", r"stage = Br \* width", "stage = 0 * width"),
+    "dQ without atomics": ("fa2_mma_backward", r"ptx.atomic_add\(dQ, (\(.*?\)), (.*)\)", r"dQ[\1] += \2"),
+    "dq: no barrier": ("fa2_mma_dq", r"cuda.syncthreads\(\)", "pass"),
+    "dq: no wait": ("fa2_mma_dq", r"ptx.wait_copies\(0\)", "pass"),
+}
+WRONG_NUMBERS = {
+    "scale of dK forgotten": ("fa2_mma_backward", r"dKj\[e\] \* scale, dKj\[e \+ 1\] \* scale", "dKj[e], dKj[e + 1]"),
+    "D of ones": ("fa2_mma_rows", r"total \+= widen\(dO\[b, h, row, x\]\) \* o", "total += o"),
+    "dlse ignored": ("fa2_mma_rows", r"total - dL\[b, h, row\]", "total"),
+    "dQ not set to zero": ("fa2_mma_rows", r"dQ\[b, h, i, e\] = zero", "pass"),
+    "P not turned over": ("fa2_mma_backward", r"Factor\(Bc, across=True\)$", "Factor(Bc)"),
+    "scores of the next head": ("fa2_mma_backward", r"Li\[n\] = L2\[b, h,", "Li[n] = L2[b, g,"),
+    "masks one key too few": ("fa2_mma_backward", r"(p \+ right, Nk - 1\) - mine)", r"\1 + 1"),
+    "never masks": ("fa2_mma_backward", r"if col0 < p_last.*", "if False:"),
+    "a tile of queries too few": ("fa2_mma_backward", r"\(high \+ Br - 1\) // Br - first", "high // Br - first"),
+    "dq: masks one key too few": ("fa2_mma_dq", r"(p \+ right, Nk - 1\) - mine)", r"\1 + 1"),
+    "dq: scale forgotten": ("fa2_mma_dq", r"dQi\[e\] \* scale, dQi\[e \+ 1\] \* scale", "dQi[e], dQi[e + 1]"),
+    "rows of dQ exchanged": ("fa2_mma_rows", r"n \* 8 \+ lane // 4", "(n ^ 1) * 8 + lane // 4"),
+}
+MODULES = {module.__name__.rpartition(".")[2]: module for module in (fa2_mma_backward, fa2_mma_dq, fa2_mma_rows)}
+
+
+@simulated
+@slow
+@pytest.mark.parametrize("fault", DISORDER | WRONG_NUMBERS)
+def test_a_planted_fault_is_noticed(fault, monkeypatch):
+    """By an audit where it is about order; else, or as well, by the numbers."""
+    from cuda_kernels import simulator
+
+    where, pattern, instead = (DISORDER | WRONG_NUMBERS)[fault]
+    original = MODULES[where]
+    text, count = re.subn(f"(?m){pattern}", instead, open(original.__file__, encoding="utf-8").read())
+    assert count >= 1
+    copy = ModuleType(original.__name__)
+    exec(compile(text, original.__file__, "exec"), vars(copy))
+    if where == "fa2_mma_backward":
+        monkeypatch.setattr(fa2_mma, "backward", copy.backward)
+    elif where == "fa2_mma_dq":
+        monkeypatch.setattr(fa2_mma_backward, "fa2_mma_dq", copy)
+    else:
+        for name in ("make_preprocess", "make_convert"):
+            monkeypatch.setattr(fa2_mma_backward, name, getattr(copy, name))
+    p = with_gradients(problem(Nq=34, Nk=40, d=16, heads=(2, 1), causal=True), dlse=True)
+    seen = []
+    try:
+        with np.errstate(all="ignore"), simulator.audit() as audit:
+            judge(p, solved(p, warps=2, deterministic=fault.startswith("dq")))
+    except (AssertionError, IndexError) as error:
+        seen.append(error)
+    assert bool(audit.findings) == (fault in DISORDER), audit
+    assert audit.findings or seen, "nothing was noticed"
+
+
