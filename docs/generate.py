@@ -213,6 +213,7 @@ def ladder(file):
     run = json.loads(Path(file).read_text("utf-8"))
     marks.fill(ROOT / "docs" / "performance.md", "ladder", ladder_text(run))
     kept = json.dumps(run, indent=1, ensure_ascii=False)            # what notebook 13 shows
+    (ROOT / "docs" / "performance").mkdir(exist_ok=True)
     (ROOT / "docs" / "performance" / "ladder.json").write_text(kept + "\n", encoding="utf-8")
 
 

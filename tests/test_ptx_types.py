@@ -86,6 +86,17 @@ def test_tensor_cores_with_rows_that_are_not_aligned(compiled, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("d", [64, 128])
+def test_tensor_cores_backward(compiled, d):
+    """No local memory; all products written out: five of them, three for dQ alone; dQ added up where it is told."""
+    facts, only_dQ = compiled[f"fa2_mma backward {d}"], compiled[f"fa2_mma dq {d}"]
+    of_a_tile = {64: 128 * 128 * 64, 128: 64 * 128 * 128}[d] // (16 * 8 * 16)
+    assert facts["products"] == 5 * of_a_tile // 8 and only_dQ["products"] == 3 * 32 * 32 * d // (16 * 8 * 16)
+    assert facts["barriers"] == 4 and only_dQ["barriers"] == 1
+    assert facts["local"] is only_dQ["local"] is False and facts["additions"] > 0 == only_dQ["additions"]
+
+
+@pytest.mark.slow
 def test_no_fast_maths(compiled):
     """Divisions are exact, tanh and exp those of libdevice."""
     assert [name for name, facts in compiled.items() if facts["fast"]] == ["wrong: fast maths"]
@@ -134,6 +145,8 @@ def main():
         fa2_backward,
         fa2_dq,
         fa2_mma,
+        fa2_mma_backward,
+        fa2_mma_dq,
         fa2_warps,
         finish,
         scores,
@@ -210,6 +223,13 @@ def main():
                  (S, S, S, S, W3, array(np.float32, 4), W3, W3, types.float32, types.int64, types.int64))
         found[f"fa1_mma {name}"] |= {"slabs": Br // 16, "keys": C}  # of a tile; of a warp
 
+    for d, Br, Bc in ((64, 128, 128), (128, 64, 128)):              # those on a GPU
+        S, W3, dtype = array(bfloat16, 4), array(np.float32, 3), np.dtype(bfloat16)
+        numbers = types.float32, types.float32, types.int64, types.int64
+        compile_(f"fa2_mma backward {d}", fa2_mma_backward.make_backward(Br, Bc, 8, d, dtype, True, True, False),
+                 (S, S, S, S, W3, W3, array(np.float32, 4), S, S, *numbers))
+        compile_(f"fa2_mma dq {d}", fa2_mma_dq.make_dq(4, d, dtype, True, True), (S, S, S, S, W3, W3, S, *numbers))
+
     f4 = array(np.float32, 1)
 
     def times_a_tenth(x):
@@ -247,6 +267,7 @@ def facts_of(ptx, formula):
         "fast": re.findall(r"div\.(?:approx|full)\S*|tanh\.approx\S*", ptx),
         "products": ptx.count("mma.sync"),
         "copies": ptx.count("cp.async.cg"),
+        "additions": ptx.count("red.global.add.f32"),
         "exact divisions": ptx.count("div.rn.f32"),
         **{name: ptx.count(name) for name in ("cvt.rn.bf16.f32", "cvt.rn.f16.f32")},
     }
