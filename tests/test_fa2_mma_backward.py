@@ -134,8 +134,8 @@ def test_tiles_that_cannot_be_shared_are_refused():
 @pytest.mark.parametrize("card", ["A100", "RTX 4090", "H200"])
 @pytest.mark.parametrize("d", [16, 64, 96, 128, 192, 256])
 def test_default_tiles_fit_the_card(card, d, monkeypatch):
-    """On a GPU 8 warps if they can share the tiles, and what shared memory has room for. d = 256 has none on an RTX 4090:
-    there a call is refused, with the bytes, by `launch.check_tiles`."""
+    """On a GPU 8 warps if they can share the tiles, and what shared memory has room for. d = 256 has none on an RTX
+    4090: there a call is refused, with the bytes, by `launch.check_tiles`."""
     monkeypatch.setattr(tensor_cores, "TILES_BACKWARD", tensor_cores.ON_A_GPU)
     card = launch.CARDS[card]
     sizes = Sizes(1, 1, 1, 512, 512, d, d)
