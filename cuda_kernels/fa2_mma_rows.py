@@ -79,6 +79,7 @@ def make_convert(Br, width, warps, d, dtype):
                     for z in range(2):
                         x = w // tall * columns + y * 8 + lane % 4 * 2 + z
                         if x < d:
-                            out[b, h, row, x] = narrow(dQ[b, h, i, (e + z) * T + t] * scale)
+                            place = (e + z) * T + t                 # as threads have added: see fa2_mma_backward
+                            out[b, h, row, x] = narrow(dQ[b, h, i, place] * scale)
 
     return convert

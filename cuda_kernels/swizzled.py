@@ -101,7 +101,8 @@ def functions(d, warps, narrow, aligned, D=None):
                         ptx.store_chunk(X, (b, h, row0 + r, c * CHUNK), tile, at + cell(r, c))
                 else:
                     for y in range(CHUNK):
-                        if c * CHUNK + y < d:
-                            X[b, h, row0 + r, c * CHUNK + y] = tile[at + cell(r, c) + y]
+                        x = c * CHUNK + y
+                        if x < d:
+                            X[b, h, row0 + r, x] = tile[at + cell(r, c) + y]
 
     return cell, further, load, store
