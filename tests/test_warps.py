@@ -131,7 +131,8 @@ def test_what_is_refused():
         for threads in (1, 31, 48, 288, 1024):
             with pytest.raises(ValueError, match=rf"multiple of 32 from 32 to 256 \(1 to 8 .*warps\), got {threads}"):
                 cuda_kernels.forward(x, x, x, kernel=kernel, threads=threads)
-        with pytest.raises(NotImplementedError, match=f"{kernel} has no backward pass; standard, fa1, fa2 have one"):
+        said = f"{kernel} has no backward pass; standard, fa1, fa2, fa2_mma have one"
+        with pytest.raises(NotImplementedError, match=said):
             cuda_kernels.backward(x, x, x, x, x, x[..., 0], kernel=kernel)
     with pytest.raises(ValueError, match=r"forward kernel fa1_warps .* tiles of 32 × 32 needs 66944 bytes .* 49152"):
         y = np.zeros((1, 1, 4, 64), "f4")
