@@ -5,13 +5,11 @@ are in the end, only the card's own assembler knows: `python -m cuda_kernels lad
 """
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
-from test_ptx_types import MISSING, facts_of
+from test_ptx_types import MISSING, facts_from, facts_of
 
 pytestmark = pytest.mark.slow
 NAMES = [f"r{n}" for n in range(9)]
@@ -21,12 +19,7 @@ D = 128
 @pytest.fixture(scope="module")
 def compiled():
     """{rung, or "spills": facts}"""
-    environment = {name: x for name, x in os.environ.items() if name != "FA_REF_CUDA"} | {"NUMBA_ENABLE_CUDASIM": "0"}
-    run = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    if run.returncode == MISSING:
-        pytest.skip(f"cannot compile here: {run.stdout.strip()}")
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return facts_from(__file__)
 
 
 def test_no_local_memory_but_where_it_is_meant(compiled):

@@ -17,8 +17,13 @@ MISSING = 77                                                        # exit code:
 @pytest.fixture(scope="module")
 def compiled():
     """{name: facts} of all kernels and of four that are wrong on purpose."""
+    return facts_from(__file__)
+
+
+def facts_from(program):
+    """What a file like this one prints when it is run as a program; skipped where there is nothing to compile with."""
     environment = {name: x for name, x in os.environ.items() if name != "FA_REF_CUDA"} | {"NUMBA_ENABLE_CUDASIM": "0"}
-    run = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
     if run.returncode == MISSING:
         pytest.skip(f"cannot compile here: {run.stdout.strip()}")
     assert run.returncode == 0, run.stderr

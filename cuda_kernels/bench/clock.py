@@ -18,13 +18,16 @@ class Gpu:
 
     name = "cuda"
 
+    def __init__(self, wait_cycles=WAIT_CYCLES):
+        self.wait_cycles = wait_cycles
+
     def times(self, calls, rounds):
         """[milliseconds of each round] of each call. In a round everybody has a turn, every other time backwards."""
         found = [[] for _ in calls]
         turns, at_once = iter(range(rounds)), max(1, AT_ONCE // len(calls))
         while batch := list(islice(turns, at_once)):
             marks = []
-            torch.cuda._sleep(WAIT_CYCLES)
+            torch.cuda._sleep(self.wait_cycles)
             for turn in batch:
                 for n in order(len(calls), turn):
                     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

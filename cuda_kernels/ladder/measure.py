@@ -12,6 +12,7 @@ import json
 import math
 import sys
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -25,8 +26,8 @@ from fa_ref.terminal import console
 
 TOKENS, HIDDEN, N = 16384, 2048, 4096
 MATRIX = 8192                                                       # sides of the matrices of the matrix rate
-BUDGET_MS, FEWEST, MOST = 300, 5, 50                                # of all rounds of one rung; how many rounds
-WAIT_CYCLES = 50_000_000                                            # the GPU waits until the host is ahead: 25 ms
+BUDGET_MS = 300                                                     # of all rounds of one rung
+WAIT_CYCLES = 50_000_000                                            # launches are not prepared here: see bench.clock
 DTYPES = {"bf16": "bfloat16", "f16": "float16"}
 WITHOUT = """ladder times kernels on a GPU, and they run in the simulator here. What can be done without a GPU:
   diff -w cuda_kernels/ladder/r3.py cuda_kernels/ladder/r4.py    read what a rung changes
@@ -39,7 +40,10 @@ def measured(names, dtype, step=lambda what: None):
     """All numbers, as `table` takes them; step(what) is told in words what comes next. dtype: a name of torch's."""
     import torch
 
+    from cuda_kernels.bench import clock, measure
+
     dtype = getattr(torch, dtype)
+    timed = partial(measure.timed, clock.Gpu(WAIT_CYCLES), budget_ms=BUDGET_MS)
     step("the matrix rate")
     sides = [torch.randn(MATRIX, MATRIX, device="cuda", dtype=dtype) for _ in range(2)]
     (times,) = timed([lambda: torch.matmul(*sides)])
@@ -50,7 +54,7 @@ def measured(names, dtype, step=lambda what: None):
         truth = truth_of(q, k, v, causal)
         for name, spills in variants(names):
             step(f"{name}{' with tiles that spill' if spills else ''}, d = {d}, {'causal' if causal else 'full'}")
-            found["rows"].append(row(name, spills, q, k, v, causal, truth))
+            found["rows"].append(row(name, spills, q, k, v, causal, truth, timed))
     return found
 
 
@@ -72,8 +76,10 @@ def problem(d, dtype):
             for _ in range(3)]
 
 
-def row(name, spills, q, k, v, causal, truth):
+def row(name, spills, q, k, v, causal, truth, timed):
     """One line of the tables. ArithmeticError if the rung is wrong."""
+    from cuda_kernels.bench import peers
+
     module, (B, H, N, d) = run.rung(name), q.shape
     tiles = module.SPILLS if spills else module.TILES
     launch = run.prepare(module, q, k, v, causal, tiles)
@@ -82,45 +88,13 @@ def row(name, spills, q, k, v, causal, truth):
     if not error <= allowed:
         raise ArithmeticError(f"{name} with tiles {tiles}, d = {d}, causal = {causal}: the error is {error:.2e}, and "
                               f"{allowed:.2e} is allowed")
-    mine, flash = map(median, timed([launch, lambda: by_flash(q, k, v, causal)]))
+    flash = partial(peers.by_torch, peers.BACKENDS["flash"], q, k, v, causal, grouped=False)
+    mine, flash = map(median, timed([launch, flash]))
     compiled = compiled_for(launch.kernel, launch.threads, launch.arguments)
     return {"rung": name, "spills": spills, "tiles": tiles, "d": d, "causal": causal, "ms": mine, "flash_ms": flash,
             "flop": 4 * B * H * N * N * d // (2 if causal else 1), "error": error, "allowed": allowed,
             "registers": compiled.regs_per_thread, "local": compiled.local_mem_per_thread,
             "shared": compiled.shared_mem_per_block + launch.shared}
-
-
-def by_flash(q, k, v, causal):
-    """torch's attention by its FLASH backend."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-
-def timed(calls):
-    """[milliseconds of each round] of each call. In a round each has its turn; two rounds before them do not count."""
-    once = sum(times[-1] for times in rounds(calls, 2))
-    return rounds(calls, max(FEWEST, min(MOST, int(BUDGET_MS / once))))
-
-
-def rounds(calls, number):
-    """The same for a number of rounds. The GPU is kept waiting first, so that it never has to wait for the host."""
-    import torch
-
-    marks = []
-    torch.cuda._sleep(WAIT_CYCLES)
-    for _ in range(number):
-        for call in calls:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            marks.append((start, end))
-    torch.cuda.synchronize()
-    times = [start.elapsed_time(end) for start, end in marks]
-    return [times[n::len(calls)] for n in range(len(calls))]
 
 
 # --- is it right? ---------------------------------------------------------------------------------------------
@@ -132,21 +106,17 @@ def truth_of(q, k, v, causal):
     """
     import torch
 
+    from cuda_kernels.bench.truth import of_head
+
     found, (N, d), eps = [], q.shape[2:], float(np.finfo(np.float32).eps)
     hidden = torch.ones(N, N, dtype=torch.bool, device=q.device).triu(1) if causal else None
     for b, h in ((0, 0), (q.shape[0] - 1, q.shape[1] - 1)):
-        parts = []
-        for wide, stored in ((torch.float64, torch.float64), (torch.float32, q.dtype)):
-            Q, K, V = (x[b, h].to(wide) for x in (q, k, v))
-            S = Q @ K.T / math.sqrt(d)
-            S = S if hidden is None else S.masked_fill(hidden, -math.inf)
-            parts += [(S.softmax(1).to(stored).to(wide) @ V).to(stored), S.logsumexp(1)]
-        O, L, standard, _ = parts
-        x = O.to(q.dtype)
-        noise = (x + 0.3 - 0.3 - x).abs().max().item()
+        O, plain, noise = of_head(q[b, h], k[b, h], v[b, h], causal)
+        S = q[b, h].double() @ k[b, h].double().T / math.sqrt(d)
+        L = (S if hidden is None else S.masked_fill(hidden, -math.inf)).logsumexp(1)
         A = (q[b, h].abs().float() @ k[b, h].abs().float().T).max().item() / math.sqrt(d)
         of_L = eps * (4 + 2 * A + (2 * N + d) / 4 + L.abs().max().item())
-        found.append((b, h, O, L, 2 * (standard.double() - O).abs().max().item() + 2 * noise, of_L))
+        found.append((b, h, O, L, 2 * plain + 2 * noise, of_L))
     return found
 
 
