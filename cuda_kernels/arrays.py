@@ -98,8 +98,9 @@ class Simulated:
         x = inputs.to_numpy("array", x)
         return x if dtype is None else x.astype(dtype)
 
-    def empty(self, shape, dtype):
-        """Memory for results: NaN until a kernel writes it, not what an earlier call may have left there."""
+    def empty(self, shape, dtype, like=None):
+        """Memory for results: NaN until a kernel writes it, not what an earlier call may have left there. like: an
+        array of this shape; on a torch device the result lies token by token if that does."""
         return np.full(shape, np.nan, dtype)
 
     def full(self, shape, value, dtype):
@@ -124,7 +125,7 @@ class Copied(Simulated):
     def load(self, x, dtype=None):
         return upload(super().load(x, dtype))
 
-    def empty(self, shape, dtype):
+    def empty(self, shape, dtype, like=None):
         return cuda.device_array(shape, word_dtype(dtype))
 
     def full(self, shape, value, dtype):
@@ -163,7 +164,7 @@ class Device:
             raise TypeError(f"lse, dlse and sink must be {dtype} in device memory that is not torch's, got {x.dtype}")
         return x
 
-    def empty(self, shape, dtype):
+    def empty(self, shape, dtype, like=None):
         return cuda.device_array(shape, word_dtype(dtype))
 
     def full(self, shape, value, dtype):
@@ -204,8 +205,12 @@ class Torch:
         x = x.detach().resolve_neg() if inputs.is_torch(x) else self.torch.from_numpy(np.ascontiguousarray(x))
         return x.to(self.device, None if dtype is None else self.dtype(dtype))
 
-    def empty(self, shape, dtype):
-        return self.torch.empty(shape, dtype=self.dtype(dtype), device=self.device)
+    def empty(self, shape, dtype, like=None):
+        how = {"dtype": self.dtype(dtype), "device": self.device}
+        if like is not None and token_by_token(like):
+            B, H, N, d = shape
+            return self.torch.empty((B, N, H, d), **how).transpose(1, 2)
+        return self.torch.empty(shape, **how)
 
     def full(self, shape, value, dtype):
         return self.torch.full(shape, value, dtype=self.dtype(dtype), device=self.device)
@@ -221,6 +226,27 @@ class Torch:
 
     def dtype(self, dtype):
         return getattr(self.torch, np.dtype(dtype).name)
+
+
+def check_rows(kernel, **arrays):
+    """ValueError for arrays on the device whose last axis does not lie side by side: a kernel that copies whole rows
+    would have to pick numbers one by one. (Arrays of the host are copied anyway.) None stands for no array."""
+    for name, x in arrays.items():
+        if x is None or not on_device(name, x):
+            continue
+        if inputs.is_torch(x):
+            length, step = x.shape[-1], x.stride(-1)
+        else:
+            x = cuda.as_cuda_array(x)
+            length, step = x.shape[-1], x.strides[-1] // x.dtype.itemsize
+        if length > 1 and step != 1:
+            raise ValueError(f"{kernel} takes a {name} whose last axis is contiguous, but from one of its {length} "
+                             f"channels to the next it is {step} elements: {name}.contiguous() is a copy that will do")
+
+
+def token_by_token(x):
+    """Do heads of a tensor (B, H, N, d) lie inside tokens, as a linear layer leaves them, not tokens inside heads?"""
+    return x.stride(1) < x.stride(2)
 
 
 def in_chunks(x, nbytes):

@@ -7,12 +7,17 @@ lanes (`ptx/matrices.py`). A row is a matter of four lanes, a quad: of every 8 s
     grid        (Tr, Hq, B)
     block       1 to 8 warps; warp w has the rows w·R … w·R + R − 1 of the tile, R = 16 or 32: one or two slabs of 16
     lanes       of each slab the rows lane // 4 and lane // 4 + 8; of every 8 keys or channels the two from lane % 4 · 2
-    on chip     shared by the warps: Qi, and Kj and Vj twice (see shared_bytes); a lane's own, in registers: S, P, acc,
-                m, l, alpha
-    barriers    1 per tile of keys: the tile is there, and everybody is done with the one before
+    on chip     shared by the warps: Qi, and places for one or two Kj and Vj; a lane's own, in registers: S, P, acc, m,
+                l, alpha
+    barriers    1 per tile of keys: the tile is there, and everybody is done with the one before; another one if there
+                is a single place for Kj and Vj
     shuffles    2 per row and tile of keys, for the maximum; 2 at the end, for the sum, which can wait: it is linear
-    in memory   Qi is read once, K and V by every block that sees them, one tile ahead; O and L are written once, O by
+    in memory   Qi is read once, K and V by every block that sees them, ahead of time; O and L are written once, O by
                 way of Qi's place on chip: lanes hold pairs of it, and memory wants 16 bytes at a time
+
+Copies run ahead of products. With two places for Kj and Vj the next tile of both is on its way all the time. Where
+heads are wide, a second block on the multiprocessor is worth more than second places: there Vj comes while S is
+computed, and the next Kj while Vj is used.
 
 P never meets shared memory: of 16 neighbouring scores each lane has, rounded and paired, just what the left factor of
 the next product wants of it. exp(s) is 2^(s·log₂e): with log₂e in the scale, an element of P costs one multiply-add
@@ -37,20 +42,27 @@ from cuda_kernels import arrays, fa2_mma_backward, ptx, swizzled, tensor_cores
 from cuda_kernels.fa2_mma_backward import backward
 from cuda_kernels.launch import ALL, WARP, numbers
 from cuda_kernels.swizzled import CHUNK, PRODUCT, padded
-from cuda_kernels.tensor_cores import SLAB, WARPS
+from cuda_kernels.tensor_cores import NARROW, SLAB, WARPS
 
 __all__ = ["WARPS", "backward", "forward", "make_forward", "plan", "plan_backward", "shared_bytes"]
 
 LOG2_E, LN_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+FEW_CHANNELS, FEW_KEYS = 64, 512                                    # problems for which three small blocks at once pay
+
+
+def buffers(d):
+    """How many tiles of K and V have a place on chip."""
+    return 2 if padded(d) <= NARROW else 1
 
 
 @cache
-def make_forward(R, warps, Bc, d, dtype, positive, aligned):
+def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
     """The kernel for R rows of each warp, this many warps, tiles of Bc keys, head dim and storage dtype.
 
     positive: is the scale > 0? Then the maximum of scores is that of products. aligned: may Q, K, V be read 16 bytes at
-    a time? Arguments of the kernel: Q (B, Hq, Nq, d), K, V (B, Hkv, Nk, d), O (B, Hq, Nq, d) in the
-    storage dtype, L (B, Hq, Nq) float32; scale · log₂e in float32, of which `positive` speaks; then numbers.
+    a time? blocks: a multiprocessor must have registers for so many. Arguments of the kernel: Q (B, Hq, Nq, d), K, V
+    (B, Hkv, Nk, d), O (B, Hq, Nq, d) in the storage dtype, L (B, Hq, Nq) float32; scale · log₂e in float32, of which
+    `positive` speaks; then numbers, the last one Hq / Hkv.
     """
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, multiply, pair = numba.from_dtype(arrays.word_dtype(dtype)), ptx.mma(dtype), ptx.pair(dtype)
@@ -60,17 +72,19 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
     keys, channels = Bc // 8, D // 8                                # products side by side, in S and in acc
     S_size, P_size, acc_size = slabs * keys * 4, slabs * keys * 2, slabs * channels * 4
     a_size = D // PRODUCT * slabs * 4
-    K_at, V_at, stage = Br * D, (Br + Bc) * D, 2 * Bc * D           # where Kj, Vj begin; how far on the next ones
+    ahead = buffers(d) == 2                                         # does a whole tile come while one is used?
+    K_at, V_at = Br * D, (Br + Bc) * D                              # where Kj, Vj begin
+    stage = 2 * Bc * D if ahead else 0                              # how far on those of odd j do
 
-    @cuda.jit(launch_bounds=warps * WARP)
-    def forward(Q, K, V, O, L, scale, left, right):
-        t = cuda.threadIdx.x
+    @cuda.jit(launch_bounds=(warps * WARP, blocks))
+    def forward(Q, K, V, O, L, scale, left, right, group):
+        t = cuda.threadIdx.x & 1023                                 # & tells the compiler: it is not negative
         w, lane = t // WARP, t % WARP
         i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
         Nq, Nk = Q.shape[2], K.shape[2]
         if right < Nk:
             i = cuda.gridDim.x - 1 - i                              # the longest work first: late queries see more
-        g = h // (Q.shape[1] // K.shape[1])                         # the KV head of query head h
+        g = h // group                                              # the KV head of query head h
         offset = Nk - Nq
         row0 = i * Br                                               # first query of the tile
         br = min(Br, Nq - row0)                                     # how many there are
@@ -79,7 +93,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
         first, last = low // Bc, (high + Bc - 1) // Bc              # their tiles: first … last − 1
         remaining = scale if positive else one                      # factor that scores still lack below
 
-        tile = cuda.shared.array(0, storage, 128)                   # Qi; Kj, Vj of even tiles; of odd tiles
+        tile = cuda.shared.array(0, storage, 128)                   # Qi; Kj, Vj of even j; perhaps of odd j
         S = cuda.local.array(S_size, wide)
         P = cuda.local.array(P_size, types.uint32)                  # pairs
         acc = cuda.local.array(acc_size, wide)
@@ -90,10 +104,11 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
         alpha = cuda.local.array(rows, wide)
 
         if low < high:
-            # (1) load Qi, and the first Kj and Vj
+            # (1) load Qi, and the first Kj, perhaps Vj
             load(tile, 0, Br, Q, b, h, row0, 0, Nq, t)
             load(tile, K_at + (first & 1) * stage, Bc, K, b, g, first * Bc, low, high, t)
-            load(tile, V_at + (first & 1) * stage, Bc, V, b, g, first * Bc, low, high, t)
+            if ahead:
+                load(tile, V_at + (first & 1) * stage, Bc, V, b, g, first * Bc, low, high, t)
         ptx.commit_copies()
         # (2) nothing seen yet
         for n in range(rows):
@@ -107,9 +122,11 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
             Kj, Vj = K_at + (j & 1) * stage, V_at + (j & 1) * stage
 
             ptx.wait_copies(0)
-            cuda.syncthreads()                                      # Kj, Vj are there, the tile before is done with
-            # (3) load Kj, Vj for the next step
-            if j + 1 < last:
+            cuda.syncthreads()                                      # Kj is there, the tile before is done with
+            # (3) load Kj, Vj for the next step; or Vj for this one
+            if not ahead:
+                load(tile, Vj, Bc, V, b, g, col0, low, high, t)
+            elif j + 1 < last:
                 load(tile, K_at + (j + 1 & 1) * stage, Bc, K, b, g, col0 + Bc, low, high, t)
                 load(tile, V_at + (j + 1 & 1) * stage, Bc, V, b, g, col0 + Bc, low, high, t)
             ptx.commit_copies()
@@ -130,6 +147,12 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
                         left_factor = a[e], a[e + 1], a[e + 2], a[e + 3]
                         multiply(S, f, left_factor, (b0, b1))
                         multiply(S, f + 4, left_factor, (b2, b3))
+            if not ahead:
+                ptx.wait_copies(0)
+                cuda.syncthreads()                                  # Vj is there, Kj done with
+                if j + 1 < last:
+                    load(tile, Kj, Bc, K, b, g, col0 + Bc, low, high, t)
+                ptx.commit_copies()
             if not positive:
                 for e in range(S_size):
                     S[e] *= scale
@@ -208,10 +231,10 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned):
 
 
 def shared_bytes(Br, Bc, d, dv, itemsize, threads=None, backward=False):
-    """Bytes of shared memory of a block, all of it asked for at the launch: Qi, and Kj and Vj twice."""
+    """Bytes of shared memory of a block, all of it asked for at the launch: Qi, and Kj and Vj once or twice."""
     if backward:
         return fa2_mma_backward.shared_bytes(Br, Bc, d, threads // WARP)
-    return 2 * padded(d) * (Br + 4 * Bc)
+    return 2 * padded(d) * (Br + 2 * buffers(d) * Bc)
 
 
 plan = partial(tensor_cores.plan, "fa2_mma", shared_bytes)
@@ -220,12 +243,13 @@ plan_backward = partial(tensor_cores.plan_backward, "fa2_mma", fa2_mma_backward.
 
 def forward(call, Q, K, V):
     """Launch the forward pass; returns O, L."""
-    B, Hq, _, Nq, _, d, dv = call.sizes
-    O, L = call.empty(B, Hq, Nq, dv, dtype=call.dtype), call.empty(B, Hq, Nq)
+    B, Hq, Hkv, Nq, Nk, d, dv = call.sizes
+    O, L = call.empty(B, Hq, Nq, dv, dtype=call.dtype, like=Q), call.empty(B, Hq, Nq)
     _, scale, _, left, right, _ = call.rule
     aligned = d % CHUNK == 0 and all(arrays.in_chunks(call.place.argument(X), 2 * CHUNK) for X in (Q, K, V))
-    kernel = make_forward(call.Br // (call.threads // WARP), call.threads // WARP, call.Bc, d, call.dtype,
-                          bool(scale > 0), aligned)
-    call.launch(kernel, (call.Tr, Hq, B), Q, K, V, O, L, scale * LOG2_E, left, right,
+    warps = call.threads // WARP
+    blocks = 3 if padded(d) <= FEW_CHANNELS and Nk <= FEW_KEYS and warps <= 4 else 1
+    kernel = make_forward(call.Br // warps, warps, call.Bc, d, call.dtype, bool(scale > 0), aligned, blocks)
+    call.launch(kernel, (call.Tr, Hq, B), Q, K, V, O, L, scale * LOG2_E, left, right, np.int32(Hq // Hkv),
                 shared=shared_bytes(call.Br, call.Bc, d, dv, 2))
     return O, L

@@ -15,7 +15,7 @@ The steps are those of `fa2_backward.py`. (1) and (2), and the rounding of dQ, a
 
 P is the left factor of dV and dS that of dK, both turned over, and dS that of dQ: three warps' work each, so they go
 through shared memory, in pairs. The scale multiplies dK and dQ once, at the end. dQ is float32, and lies in memory as
-registers hold it: a warp adds to 128 neighbouring bytes at once.
+registers hold it: a lane adds to four neighbours at once, a warp to 512 bytes.
 
 L comes as L·log₂e, so that P is 2^(s·scale·log₂e − L·log₂e); it is +inf for rows past the end and for those that see
 nothing, whose P is 0 then.
@@ -31,7 +31,7 @@ from cuda_kernels import arrays, fa2_mma_dq, ptx, swizzled
 from cuda_kernels.fa2_mma_rows import LOG2_E, make_convert, make_preprocess
 from cuda_kernels.launch import WARP, numbers
 from cuda_kernels.products import ROWS, Factor, part_of, product
-from cuda_kernels.swizzled import CHUNK
+from cuda_kernels.swizzled import CHUNK, padded
 
 OWN_ROWS = ROWS // 8                                                # of a lane
 
@@ -48,15 +48,16 @@ def shared_bytes(Br, Bc, d, warps):
 
 
 @cache
-def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic):
+def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, capability):
     """The kernel of dK and dV, and of dQ unless it is `deterministic`.
 
     dO, Q (B, Hq, Nq, d), K, V, dK, dV (B, Hkv, Nk, d) in the storage dtype; L2, D, dQ as `make_preprocess` has left
-    them; scale in float32, and scale · log₂e; then numbers. positive: is the scale > 0? aligned: may Q, K, V, dO be
-    read 16 bytes at a time?
+    them; scale in float32, and scale · log₂e; then numbers, the last one Hq / Hkv. positive: is the scale > 0? aligned:
+    may Q, K, V, dO be read 16 bytes at a time? capability: of the card, which decides how dQ is added up.
     """
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, pair = numba.from_dtype(arrays.word_dtype(dtype)), ptx.pair(dtype)
+    add_four = ptx.atomic_add_four(capability)
     width, T = widths(Br, Bc, d, warps), warps * WARP
     cell, _, load, store = swizzled.functions(d, warps, narrow, aligned, width)
     P_cell, _ = swizzled.places(Bc)
@@ -74,14 +75,18 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic):
     dS_at = P_at + Br * Bc
 
     @cuda.jit(launch_bounds=T)
-    def backward(dO, Q, K, V, L2, D, dQ, dK, dV, scale, scale_log2, left, right):
-        t = cuda.threadIdx.x
-        w, lane = t // WARP, t % WARP
+    def backward(dO, Q, K, V, L2, D, dQ, dK, dV, scale, scale_log2, left, right, group):
+        t = cuda.threadIdx.x & 1023                                 # & tells the compiler: it is not negative; so it
+        w, lane = cuda.threadIdx.x // WARP, cuda.threadIdx.x % WARP     # copies faster, but w and lane it knew better
         j, g, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
         Nq, Nk = Q.shape[2], K.shape[2]
-        group = Q.shape[1] // K.shape[1]
         offset = Nk - Nq
         col0 = j * Bc
+        tile = cuda.shared.array(0, storage, 128)                   # Kj, Vj, Qi twice, dOi twice, Pij, dSij
+        # (3) load Kj, Vj
+        load(tile, 0, Bc, K, b, g, col0, 0, Nk, t)
+        load(tile, V_at, Bc, V, b, g, col0, 0, Nk, t)
+
         low = max(0, col0 - right - offset)                         # the queries that see some key of the tile:
         high = min(Nq, min(col0 + Bc, Nk) + left - offset)          # low … high − 1
         first = low // Br                                           # their tiles: so many from this one on
@@ -91,7 +96,6 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic):
         K_row, K_col = w % K_tall * ROWS, w // K_tall * K_columns   # and of dKj and dVj
         Q_col = w // S_tall * Q_columns                             # and of dQi, whose rows are those of S
 
-        tile = cuda.shared.array(0, storage, 128)                   # Kj, Vj, Qi twice, dOi twice, Pij, dSij
         S = cuda.local.array(S_size, wide)
         dP = cuda.local.array(S_size, wide)
         dKj = cuda.local.array(K_size, wide)
@@ -99,9 +103,6 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic):
         Li = cuda.local.array(OWN_ROWS, wide)
         Di = cuda.local.array(OWN_ROWS, wide)
 
-        # (3) load Kj, Vj
-        load(tile, 0, Bc, K, b, g, col0, 0, Nk, t)
-        load(tile, V_at, Bc, V, b, g, col0, 0, Nk, t)
         if tiles > 0:
             load(tile, Q_at, Br, Q, b, g * group, first * Br, 0, Nq, t)
             load(tile, dO_at, Br, dO, b, g * group, first * Br, 0, Nq, t)
@@ -166,16 +167,16 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic):
             cuda.syncthreads()                                      # P and dS are there
             # (8) dV += Pᵀ dO
             add_over_queries(dVj, tile, P_at, K_row, dO_at + now, K_col, lane)
+            # (13) dK += dSᵀ Q
+            add_over_queries(dKj, tile, dS_at, K_row, Q_at + now, K_col, lane)
             # (12) dQ += dS K, in memory
             if not deterministic:
                 dQi = cuda.local.array(Q_size, wide)
                 for e in range(Q_size):
                     dQi[e] = zero
                 add_over_keys(dQi, tile, dS_at, S_row, 0, Q_col, lane)
-                for e in range(Q_size):
-                    ptx.atomic_add(dQ, (b, h, i, e * T + t), dQi[e])
-            # (13) dK += dSᵀ Q
-            add_over_queries(dKj, tile, dS_at, K_row, Q_at + now, K_col, lane)
+                for e in range(0, Q_size, 4):
+                    add_four(dQ, (b, h, i, (e // 4 * T + t) * 4), dQi[e], dQi[e + 1], dQi[e + 2], dQi[e + 3])
             h, i = h_next, i_next
 
         ptx.wait_copies(0)
@@ -197,25 +198,27 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic):
 
 def backward(call, dO, Q, K, V, O, L, dL, deterministic):
     """Launch the backward pass; returns dQ, dK, dV in the storage dtype."""
-    B, Hq, Hkv, Nq, Nk, d, _ = call.sizes
+    B, Hq, Hkv, Nq, _, d, _ = call.sizes
     Br, Bc, warps = call.Br, call.Bc, call.threads // WARP
     _, scale, _, left, right, _ = call.rule
     rule, positive = (scale, scale * LOG2_E, left, right), bool(scale > 0)
-    aligned = d % CHUNK == 0 and all(arrays.in_chunks(call.place.argument(X), 2 * CHUNK) for X in (dO, Q, K, V))
-    dQ, dK, dV = (call.empty(*shape, d, dtype=call.dtype) for shape in ((B, Hq, Nq), (B, Hkv, Nk), (B, Hkv, Nk)))
+    aligned = d % CHUNK == 0 and all(arrays.in_chunks(call.place.argument(X), 2 * CHUNK) for X in (dO, O, Q, K, V))
+    dQ, dK, dV = (call.empty(*X.shape, dtype=call.dtype, like=X) for X in (Q, K, V))
     L2, D = call.empty(B, Hq, call.Tr * Br), call.empty(B, Hq, call.Tr * Br)
     width = widths(Br, Bc, d, warps)
     size = 0 if deterministic else Br * width
     sums = call.empty(B, Hq, call.Tr, max(size, 1))                 # dQ, as registers hold it
 
     over_queries = call.Tr, Hq, B
-    call.launch(make_preprocess(Br, d, size, call.dtype), over_queries, dO, O, L, dL, L2, D, sums)
-    call.launch(make_backward(Br, Bc, warps, d, call.dtype, positive, aligned, deterministic), (call.Tc, Hkv, B),
-                dO, Q, K, V, L2, D, sums, dK, dV, *rule, shared=shared_bytes(Br, Bc, d, warps))
+    call.launch(make_preprocess(Br, warps, d, size, call.dtype, aligned), over_queries, dO, O, L, dL, L2, D, sums,
+                shared=4 * Br * padded(d))
+    kernel = make_backward(Br, Bc, warps, d, call.dtype, positive, aligned, deterministic, call.card.capability)
+    call.launch(kernel, (call.Tc, Hkv, B), dO, Q, K, V, L2, D, sums, dK, dV, *rule, np.int32(Hq // Hkv),
+                shared=shared_bytes(Br, Bc, d, warps))
     if deterministic:
         rows = fa2_mma_dq.rows_of(d) * warps
         call.launch(fa2_mma_dq.make_dq(warps, d, call.dtype, positive, aligned), (-(-Nq // rows), Hq, B),
                     dO, Q, K, V, L2, D, dQ, *rule, shared=fa2_mma_dq.shared_bytes(d, warps))
     else:
-        call.launch(make_convert(Br, width, warps, d, call.dtype), over_queries, sums, dQ, scale)
+        call.launch(make_convert(Br, width, warps, d, call.dtype), over_queries, sums, dQ, scale, shared=2 * Br * width)
     return dQ, dK, dV

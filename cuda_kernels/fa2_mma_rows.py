@@ -4,82 +4,102 @@
 up, once, and brings it from the order of registers into rows.
 
     grid        (Tr, Hq, B), both
-    on chip     nothing; before, a warp adds up a row by shuffles
-    barriers    0 per kernel
+    on chip     before, tiles of O and dO, whose rows a warp adds up by shuffles; after, a tile of dQ
+    barriers    1 per block: the tiles are there
 """
 
 from functools import cache
 
+import numba
 import numpy as np
 from numba import cuda
+from numba.cuda import types
 
+from cuda_kernels import arrays, ptx, swizzled
 from cuda_kernels.launch import ALL, WARP, numbers
 from cuda_kernels.products import ROWS, part_of
+from cuda_kernels.swizzled import CHUNK, padded
 
 LOG2_E = np.float32(1 / np.log(2))
 PLUS_INF = np.float32(np.inf)
+AT_ONCE = 4                                                         # rows of a warp
 
 
 @cache
-def make_preprocess(Br, d, size, dtype):
-    """The kernel that comes before, on the grid (Tr, Hq, B): a warp does a row at a time; no barrier.
+def make_preprocess(Br, warps, d, size, dtype, aligned):
+    """The kernel that comes before, on the grid (Tr, Hq, B): a warp does AT_ONCE rows at a time.
 
     dO, O (B, Hq, Nq, d) in the storage dtype, L, dL (B, Hq, Nq) float32; it writes L2 = L·log₂e and D, both
-    (B, Hq, Tr·Br) float32, and dQ (B, Hq, Tr, size) float32.
+    (B, Hq, Tr·Br) float32, and dQ (B, Hq, Tr, size) float32. aligned: may dO and O be read 16 bytes at a time?
     """
-    _, zero, _, minus_inf, widen, _, _ = numbers(dtype)
+    wide, zero, _, minus_inf, widen, narrow, _ = numbers(dtype)
+    storage, width, T = numba.from_dtype(arrays.word_dtype(dtype)), padded(d), warps * WARP
+    cell, _, load, _ = swizzled.functions(d, warps, narrow, aligned)
 
-    @cuda.jit
+    @cuda.jit(launch_bounds=T)
     def preprocess(dO, O, L, dL, L2, D, dQ):
-        t, T = cuda.threadIdx.x, cuda.blockDim.x
+        t = cuda.threadIdx.x & 1023
         w, lane = t // WARP, t % WARP
         i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        Nq = O.shape[2]
+        tile = cuda.shared.array(0, storage, 128)                   # Oi, dOi: zeros past their ends
+        total = cuda.local.array(AT_ONCE, wide)
+        load(tile, 0, Br, O, b, h, i * Br, 0, Nq, t)
+        load(tile, Br * width, Br, dO, b, h, i * Br, 0, Nq, t)
+        ptx.commit_copies()
         # (1) dQ = 0, in memory
         for e in range(t, size, T):
             dQ[b, h, i, e] = zero
+        ptx.wait_copies(0)
+        cuda.syncthreads()                                          # Oi, dOi are there
         # (2) D = rowsum(dO ∘ O) − dL
-        for row in range(i * Br + w, i * Br + Br, T // WARP):
-            if row < O.shape[2]:
-                total = zero
-                for n in range((d + WARP - 1) // WARP):
-                    x = n * WARP + lane
-                    if d % WARP == 0 or x < d:
-                        o = widen(O[b, h, row, x])
-                        if o != zero:                               # a row that sees no key may have any dO
-                            total += widen(dO[b, h, row, x]) * o
+        for r0 in range(w * AT_ONCE, Br, warps * AT_ONCE):
+            for n in range(AT_ONCE):
+                total[n] = zero
+                for x0 in range(0, width, WARP):
+                    x = x0 + lane
+                    if width % WARP == 0 or x < width:
+                        at = cell(r0 + n, x // CHUNK) + x % CHUNK
+                        o, do = widen(tile[at]), widen(tile[Br * width + at])
+                        total[n] += do * o if o != zero else zero   # a row that sees no key has o = 0 and any dO
+            for n in range(AT_ONCE):
+                row = i * Br + r0 + n
                 for step in (16, 8, 4, 2, 1):
-                    total += cuda.shfl_xor_sync(ALL, total, step)
+                    total[n] += cuda.shfl_xor_sync(ALL, total[n], step)
                 if lane == 0:
-                    D[b, h, row] = total - dL[b, h, row]
-                    L2[b, h, row] = L[b, h, row] * LOG2_E if L[b, h, row] != minus_inf else PLUS_INF
-            elif lane == 0:
-                D[b, h, row] = zero
-                L2[b, h, row] = PLUS_INF
+                    l = L[b, h, row] if row < Nq else minus_inf
+                    D[b, h, row] = total[n] - dL[b, h, row] if row < Nq else zero
+                    L2[b, h, row] = l * LOG2_E if l != minus_inf else PLUS_INF
 
     return preprocess
 
 
 @cache
 def make_convert(Br, width, warps, d, dtype):
-    """The kernel that comes after, on the grid (Tr, Hq, B): dQ, scaled, in rows again, in the storage dtype."""
-    narrow = numbers(dtype).narrow
-    part, T = part_of(Br, width, warps), warps * WARP
-    strips, tall, columns = part.strips, part.tall, part.columns
+    """The kernel that comes after, on the grid (Tr, Hq, B): dQ, scaled, in rows again, in the storage dtype.
 
-    @cuda.jit
+    Arguments: dQ (B, Hq, Tr, Br·width) float32 as `fa2_mma_backward.py` has added it up, out (B, Hq, Nq, d), scale.
+    """
+    storage, pair, narrow = numba.from_dtype(arrays.word_dtype(dtype)), ptx.pair(dtype), numbers(dtype).narrow
+    cell, _, _, store = swizzled.functions(d, warps, narrow, True, width)
+    part, T = part_of(Br, width, warps), warps * WARP
+    strips, tall, columns, size = part.strips, part.tall, part.columns, part.size
+
+    @cuda.jit(launch_bounds=T)
     def convert(dQ, out, scale):
-        t = cuda.threadIdx.x
+        t = cuda.threadIdx.x & 1023
         w, lane = t // WARP, t % WARP
         i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        tile = cuda.shared.array(0, storage, 128)
+        mine = cuda.local.array(size, types.float32)
+        for e in range(size):                                       # as lanes hold it, four at a time
+            mine[e] = dQ[b, h, i, (e // 4 * T + t) * 4 + e % 4] * scale
         for n in range(ROWS // 8):
-            row = i * Br + w % tall * ROWS + n * 8 + lane // 4
-            if row < out.shape[2]:
-                for y in range(strips):
-                    e = (n // 2 * strips + y) * 4 + n % 2 * 2
-                    for z in range(2):
-                        x = w // tall * columns + y * 8 + lane % 4 * 2 + z
-                        if x < d:
-                            place = (e + z) * T + t                 # as threads have added: see fa2_mma_backward
-                            out[b, h, row, x] = narrow(dQ[b, h, i, place] * scale)
+            for y in range(strips):
+                e, r = (n // 2 * strips + y) * 4 + n % 2 * 2, w % tall * ROWS + n * 8 + lane // 4
+                at = cell(r, w // tall * columns // 8 + y) + lane % 4 * 2
+                ptx.store_pair(tile, at, pair(mine[e], mine[e + 1]))
+        cuda.syncthreads()                                          # the tile is there
+        store(tile, 0, Br, out, b, h, i * Br, out.shape[2], t, T)
 
     return convert

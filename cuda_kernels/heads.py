@@ -25,7 +25,9 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
     stream; detached: no graph is recorded), or anything with __cuda_array_interface__ (no copy; the default stream).
     The results come back in kind, on the same device; for arrays that are neither NumPy's nor torch's as Numba's device
     arrays. mask and sink may be host arrays in any case. Any strides will do: kernels take strides, only host arrays
-    that go to a device are copied.
+    that go to a device are copied. But on tensor cores the last axis of device arrays must be contiguous; they are read
+    without a copy, 16 bytes at a time where base and strides are multiples of that, else number by number. What these
+    kernels return lies token by token, (B, N, H, d) in memory, if q does.
 
     kernel            "standard", "fa1", "fa2", by warps "fa1_warps", "fa2_warps", or on tensor cores "fa1_mma",
                       "fa2_mma" (no backward pass: by warps, "fa1_mma"); the answer is the same up to rounding
@@ -47,6 +49,8 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
         return Forward(*ready(q, k, v))
     refuse(bias=bias, alibi_slopes=alibi_slopes)
     place = arrays.place_of(q=q, k=k, v=v)
+    if kernel not in PLAIN:
+        arrays.check_rows(kernel, q=q, k=k, v=v)
     with place.here():
         call, sink = make_call(place, kernel, False, q, k, v, mask, sink, threads, scale=scale, causal=causal,
                                window=window, softcap=softcap, block_q=block_q, block_k=block_k, reverse=reverse)
@@ -92,6 +96,8 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
     refuse(bias=bias, alibi_slopes=alibi_slopes)
     inputs.check_flag("deterministic", deterministic)
     place = arrays.place_of(optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
+    if kernel not in PLAIN:
+        arrays.check_rows(kernel, dout=dout, q=q, k=k, v=v, out=out)
     with place.here():
         dsink_dtype = None if sink is None else place.known("sink", sink).dtype
         call, sink = make_call(place, kernel, True, q, k, v, mask, sink, threads, scale=scale, causal=causal,

@@ -168,9 +168,9 @@ class Call:
         """What factories are asked with: tiles, head dims, dtype, flags."""
         return self.Br, self.Bc, self.sizes.d, self.sizes.dv, self.dtype, self.flags
 
-    def empty(self, *shape, dtype=None):
-        """An array that a kernel will fill; in the accumulator dtype if none is given."""
-        self.made.append(self.place.empty(shape, self.wide if dtype is None else dtype))
+    def empty(self, *shape, dtype=None, like=None):
+        """An array that a kernel will fill; in the accumulator dtype if none is given. like: see `arrays`."""
+        self.made.append(self.place.empty(shape, self.wide if dtype is None else dtype, like))
         return self.made[-1]
 
     def constant(self, value, *shape):
@@ -183,7 +183,7 @@ class Call:
             return
         check_grid(grid, self.card)
         self.launches.append((kernel, grid, arguments, shared))
-        arguments = [x if isinstance(x, (bool, int, np.floating)) else self.place.argument(x) for x in arguments]
+        arguments = [x if isinstance(x, (bool, int, np.number)) else self.place.argument(x) for x in arguments]
         if SIMULATED:
             kernel[grid, self.threads, 0, shared](*arguments)
         else:

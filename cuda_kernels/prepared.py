@@ -13,6 +13,8 @@ import sys
 from functools import partial
 from threading import Lock
 
+import numpy as np
+
 from cuda_kernels.launch import compiled_for
 from cuda_kernels.switch import driver
 
@@ -74,15 +76,15 @@ class Prepared:
 
     def __init__(self, call, inputs, results):
         tensors = [*inputs, *call.made]
-        self.torch, self.made = sys.modules["torch"], [(x.shape, x.dtype) for x in call.made]
+        self.torch, self.made = sys.modules["torch"], [(x.shape, x.stride(), x.dtype) for x in call.made]
         self.results = [index_of(x, tensors) for x in results]
         self.launches = [Launch(call, tensors, *launch) for launch in call.launches]
         self.lock = Lock()                                          # one list of arguments for all threads
 
     def __call__(self, *inputs):
         """The results for these tensors, on torch's current stream."""
-        device, empty = inputs[0].device, self.torch.empty
-        tensors = [*inputs, *[empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]]
+        device, empty = inputs[0].device, self.torch.empty_strided
+        tensors = [*inputs, *[empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self.made]]
         addresses = [x.data_ptr() for x in tensors]
         stream = ctypes.c_void_p(self.torch.cuda.current_stream(device).cuda_stream)
         with self.lock:
@@ -109,7 +111,7 @@ class Launch:
                     self.places.append((len(words) + ADDRESS, index))
                 words += [0, 0, array.size, array.dtype.itemsize, x.data_ptr(), *array.shape, *array.strides]
             else:
-                words.append(x if isinstance(x, int) else struct.unpack("i", struct.pack("f", x))[0])
+                words.append(int(x) if isinstance(x, (int, np.integer)) else struct.unpack("i", struct.pack("f", x))[0])
         self.words = (ctypes.c_int64 * len(words))(*words)
         first = ctypes.addressof(self.words)
         self.pointers = (ctypes.c_void_p * len(words))(*range(first, first + 8 * len(words), 8))

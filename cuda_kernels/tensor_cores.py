@@ -37,8 +37,8 @@ def plan(kernel, bytes_of, card, sizes, dtype, options, mask, sink, threads, blo
     refuse(kernel, card, sizes, dtype, options, mask, sink)
     d, dv = sizes.d, sizes.dv
     slabs = 2 if padded(d) <= NARROW else 1
-    if threads is None:                                             # 128 rows, or in the simulator 16
-        threads = WARP if SIMULATED else WARP * 8 // slabs
+    if threads is None:
+        threads = WARP if SIMULATED else WARP * 4
     warps = check_threads(threads, card, WARPS) // WARP
     Br = block_q or warps * SLAB * (1 if SIMULATED else slabs)
     heights = [warps * SLAB * n for n in range(1, slabs + 1)]

@@ -237,6 +237,18 @@ def added(sums, x):
     ptx.atomic_add(sums, (1, t % sums.shape[1]), x[t])
 
 
+def added_by_four(capability):
+    """A kernel whose lanes add four numbers each, two of them to the same cells."""
+    add_four = ptx.atomic_add_four(capability)
+
+    @cuda.jit
+    def kernel(sums, x):
+        t = cuda.threadIdx.x
+        add_four(sums, (0, t // 2 * 4), x[t], x[t] + np.float32(1), -x[t], np.float32(3))
+
+    return kernel
+
+
 def atomic_add(count):
     """Whole numbers, so that the order does not matter; eight lanes meet in a cell, or each has one."""
     x = np.random.default_rng(7).integers(-99, 100, WARP).astype(np.float32)
@@ -247,12 +259,24 @@ def atomic_add(count):
     same(sums[0, 4:], np.full(28, 0.5, np.float32))
 
 
+def atomic_add_four(count):
+    """By one instruction, and by four as on older cards."""
+    x = np.random.default_rng(8).integers(-99, 100, WARP).astype(np.float32)
+    expected = (np.stack([x, x + 1, -x, np.full(WARP, 3, np.float32)], 1).reshape(16, 2, 4).sum(1) + 0.5).ravel()
+    for capability in ((8, 0), (9, 0)):
+        sums = np.full((1, 68), 0.5, np.float32)
+        added_by_four(capability)[1, WARP](sums, x)
+        same(sums[0, :64], expected)
+        same(sums[0, 64:], np.full(4, 0.5, np.float32))
+
+
 # --- all of them ----------------------------------------------------------------------------------------------
 
 CHECKS = {"pair": pair, "float32_to_bfloat16": float32_to_bfloat16, "bfloat16_to_float32": bfloat16_to_float32,
           "exp2": exp2, "mma": mma, "ldmatrix_x4": loaded(0), "ldmatrix_x4_trans": loaded(1), "ldmatrix_x2": loaded(2),
           "ldmatrix_x2_trans": loaded(3), "copy_async": copy_async, "commit_copies": wait_copies,
-          "wait_copies": wait_copies, "store_pair": store_pair, "store_chunk": store_chunk, "atomic_add": atomic_add}
+          "wait_copies": wait_copies, "store_pair": store_pair, "store_chunk": store_chunk, "atomic_add": atomic_add,
+          "atomic_add_four": atomic_add_four}
 
 
 def instructions(report, count=2**16):

@@ -35,7 +35,7 @@ def kit_job(kernel, dtype, kind, examples, stop_at):
     supports = registered.implementation(kernel, deterministic=deterministic)[1].but(
         dtypes=(dtype,), max_length=40 if kernel in PLAIN else 150, max_heads=4, **shapes_of(kernel, dtype))
     if kind == "torch CUDA":
-        supports = supports.but(framework="torch", device="cuda")
+        supports = supports.but(framework="torch", device="cuda", strided=kernel in PLAIN)
     rows = [try_property(name, ask, supports, examples=examples, seed=1, stop_at=stop_at) for name in PROPERTIES]
     failed = [f"{row.name}: {row.detail}" for row in rows if row.status == "failed"]
     asked = [row for row in rows if row.status != "unsupported"]
@@ -131,7 +131,9 @@ def small_ones(kernel):
 
 
 def small_on_tensor_cores():
-    """The same for tiles of 32 × 32: rows that are copied 16 bytes at a time, or not; one warp and two."""
+    """The same for tiles of 32 × 32: rows that are copied 16 bytes at a time, or not; one warp and two; a wide head."""
     options = [{"causal": True}, {"window": (9, 5)}, {"scale": -0.3}]
-    return [(large_problem(DTYPES[dtype], n, 33, 40, d, d, block_q=32, block_k=32, **option), 32 + n % 2 * 32)
-            for dtype in ("float16", "bfloat16") for d in (24, 5) for n, option in enumerate(options)]
+    problems = [(large_problem(DTYPES[dtype], n, 33, 40, d, d, block_q=32, block_k=32, **option), 32 + n % 2 * 32)
+                for dtype in ("float16", "bfloat16") for d in (24, 5) for n, option in enumerate(options)]
+    wide = large_problem(DTYPES["float16"], 0, 33, 70, 144, 144, block_q=32, block_k=32, causal=True)
+    return [*problems, (wide, 64)]

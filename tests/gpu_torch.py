@@ -103,6 +103,7 @@ def refuses(kernel):
                   ("d = 264", wide, {}, NotImplementedError, "d = 264 is not offered"),
                   ("softcap", (q, k, v), {"softcap": 1.0}, NotImplementedError, "softcap is not offered"),
                   ("a mask", (q, k, v), {"mask": on_gpu(mask)}, NotImplementedError, "a mask is not offered"),
+                  ("channels", (q, k.mT.contiguous().mT, v), {}, ValueError, "to the next it is 50 elements"),
                   ("tiles", (q, k, v), {"block_q": 24, "block_k": 24}, ValueError, "got 24")]
     for name, arguments, options, error, word in cases:
         try:

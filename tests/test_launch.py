@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
+import torch
 from ml_dtypes import bfloat16
 
 import cuda_kernels
@@ -468,3 +469,20 @@ def test_a_kernel_is_made_once():
     cuda_kernels.forward(*qkv(), block_q=2, block_k=2, softcap=1.0)
     cuda_kernels.forward(*qkv(np.float16), block_q=2, block_k=2)
     assert fa2.make_forward.cache_info().misses == 4
+
+
+def test_rows_on_a_device_must_lie_side_by_side(monkeypatch):
+    """Only kernels on tensor cores ask, of every array that they copy by rows; one channel has no neighbour."""
+    x, asked = torch.zeros(1, 2, 4, 8), []
+    monkeypatch.setattr(arrays, "on_device", lambda name, x: True)
+    arrays.check_rows("fa2_mma", q=x, k=x.transpose(1, 2), v=x[..., :1], dlse=None)
+    for name, wrong, step in (("q", x.mT, 8), ("k", x[..., ::2], 2), ("dout", x[:, :, :1, :1].expand(x.shape), 0)):
+        with pytest.raises(ValueError, match=f"fa2_mma takes a {name} whose last axis .* it is {step} elements"):
+            arrays.check_rows("fa2_mma", **{name: wrong})
+    monkeypatch.undo()
+    monkeypatch.setattr(arrays, "check_rows", lambda kernel, **arrays: asked.append((kernel, *arrays)))
+    q = np.zeros((1, 1, 4, 8), np.float16)
+    for kernel in ("fa2", "fa2_mma"):
+        out, lse = cuda_kernels.forward(q, q, q, kernel=kernel)
+        cuda_kernels.backward(out, q, q, q, out, lse, kernel=kernel)
+    assert asked == [("fa2_mma", "q", "k", "v"), ("fa2_mma", "dout", "q", "k", "v", "out")]

@@ -63,15 +63,16 @@ def test_every_barrier_is_there(compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["float16 64", "bfloat16 64", "bfloat16 128", "bfloat16 128 8 warps"])
+@pytest.mark.parametrize("name", ["float16 64", "bfloat16 64", "bfloat16 64 3 blocks", "bfloat16 128", "bfloat16 256"])
 def test_tensor_cores(compiled, name):
-    """One barrier; no local memory; all products of P and V written out, of Q and K those of some channels at least
-    (a loop over channels may stay a loop: it indexes nothing of the lane's own)."""
+    """One barrier, or two with one place for K and V; no local memory; all products of P and V written out, of Q and K
+    those of some channels at least (a loop over channels may stay a loop: it indexes nothing of the lane's own)."""
     facts = compiled[f"fa2_mma {name}"]
-    d, slabs = int(name.split()[1]), 1 if "8 warps" in name else 2
+    d = int(name.split()[1])
+    slabs = 1 if d == 256 else 2
     of_scores = facts["products"] - slabs * (64 // 16) * (d // 8)
     assert of_scores >= slabs * 8 and of_scores % (slabs * 8) == 0
-    assert facts["barriers"] == 1 and facts["local"] is False and facts["copies"] > 0
+    assert facts["barriers"] == (2 if d == 256 else 1) and facts["local"] is False and facts["copies"] > 0
     assert facts["shared"] == 0                                     # it is asked for at the launch
 
 
@@ -209,16 +210,14 @@ def main():
         compile_all(dtype, name, ("fa2 forward", "fa1 backward", "standard backward_dQ", "merge", "narrow"))
     compile_all(np.float64, "float64", ("fa2 forward",))
 
-    for name, dtype, R, warps, d in (
-            ("float16 64", np.float16, 32, 4, 64), ("bfloat16 64", bfloat16, 32, 4, 64),
-            ("bfloat16 128", bfloat16, 32, 4, 128), ("bfloat16 128 8 warps", bfloat16, 16, 8, 128)):
+    for name, dtype, R, d, aligned, blocks in (                     # 59: rows no copy takes whole
+            ("float16 64", np.float16, 32, 64, True, 1), ("bfloat16 64", bfloat16, 32, 64, True, 1),
+            ("bfloat16 64 3 blocks", bfloat16, 32, 64, True, 3), ("bfloat16 128", bfloat16, 32, 128, True, 1),
+            ("bfloat16 256", bfloat16, 16, 256, True, 1), ("float16 59", np.float16, 32, 59, False, 1),
+            ("bfloat16 59", bfloat16, 32, 59, False, 1)):
         S = array(dtype, 4)
-        compile_(f"fa2_mma {name}", fa2_mma.make_forward(R, warps, 64, d, np.dtype(dtype), True, True),
-                 (S, S, S, S, array(np.float32, 3), types.float32, types.int64, types.int64))
-    for name, dtype in (("float16 59", np.float16), ("bfloat16 59", bfloat16)):   # rows no copy takes whole
-        S = array(dtype, 4)
-        compile_(f"fa2_mma {name}", fa2_mma.make_forward(32, 4, 64, 59, np.dtype(dtype), True, False),
-                 (S, S, S, S, array(np.float32, 3), types.float32, types.int64, types.int64))
+        compile_(f"fa2_mma {name}", fa2_mma.make_forward(R, 4, 64, d, np.dtype(dtype), True, aligned, blocks),
+                 (S, S, S, S, array(np.float32, 3), types.float32, types.int64, types.int64, types.int32))
 
     for name, dtype, d in (("bfloat16 64", bfloat16, 64), ("float16 128", np.float16, 128),
                            ("bfloat16 59", bfloat16, 59)):
@@ -231,8 +230,9 @@ def main():
     for d, Br, Bc in ((64, 128, 128), (128, 64, 128)):              # those on a GPU
         S, W3, dtype = array(bfloat16, 4), array(np.float32, 3), np.dtype(bfloat16)
         numbers = types.float32, types.float32, types.int64, types.int64
-        compile_(f"fa2_mma backward {d}", fa2_mma_backward.make_backward(Br, Bc, 8, d, dtype, True, True, False),
-                 (S, S, S, S, W3, W3, array(np.float32, 4), S, S, *numbers))
+        kernel = fa2_mma_backward.make_backward(Br, Bc, 8, d, dtype, True, True, False, (9, 0))
+        outputs = array(np.float32, 4), S, S
+        compile_(f"fa2_mma backward {d}", kernel, (S, S, S, S, W3, W3, *outputs, *numbers, types.int32))
         compile_(f"fa2_mma dq {d}", fa2_mma_dq.make_dq(4, d, dtype, True, True), (S, S, S, S, W3, W3, S, *numbers))
 
     f4 = array(np.float32, 1)
@@ -272,7 +272,7 @@ def facts_of(ptx, formula):
         "fast": re.findall(r"div\.(?:approx|full)\S*|tanh\.approx\S*", ptx),
         "products": ptx.count("mma.sync"),
         "copies": ptx.count("cp.async.cg"),
-        "additions": ptx.count("red.global.add.f32"),
+        "additions": ptx.count("red.global.add.v4.f32"),
         "exact divisions": ptx.count("div.rn.f32"),
         **{name: ptx.count(name) for name in ("cvt.rn.bf16.f32", "cvt.rn.f16.f32")},
     }
