@@ -1,4 +1,4 @@
-"""The commands: `python -m cuda_kernels tour | debug | play | counts | speed | bench | ladder`."""
+"""The commands: `python -m cuda_kernels tour | debug | play | counts | speed | bench | ladder | train`."""
 
 import importlib
 import sys
@@ -13,10 +13,11 @@ COMMANDS = {
     "speed": "what the simulator costs, beside Numba's own",
     "bench": "how fast the kernels on tensor cores are on this GPU, beside torch's attention (options: bench --help)",
     "ladder": "nine kernels on tensor cores, one idea apart, timed on a GPU (options: ladder --help)",
+    "train": "a small GPT trained with our attention, with torch's and with standard attention (options: train --help)",
 }
 MODULES = {"play": "cuda_kernels.player", "speed": "cuda_kernels.simulator.speed",
            "ladder": "cuda_kernels.ladder.measure"}             # the others: cuda_kernels.NAME
-WITH_OPTIONS = ("debug", "play", "bench", "ladder")
+WITH_OPTIONS = ("debug", "play", "bench", "ladder", "train")
 ONLY_SIMULATED = ("play", "counts", "speed")
 
 

@@ -12,7 +12,9 @@
     python docs/generate.py dram FILE           verification: what `tests/gpu_dram.py` saved
     python docs/generate.py sanitize FILE       verification: what `make sanitize` saved
     python docs/generate.py performance FILE    performance and README: what `python -m cuda_kernels bench` saved
+    python docs/generate.py backward FILE       performance and README: the same with --backward
     python docs/generate.py ladder FILE         performance: what `python -m cuda_kernels ladder` saved
+    python docs/generate.py training FILE       performance: what `python -m cuda_kernels train` saved
 
 `make mutants` writes its own part when called with --write.
 """
@@ -31,9 +33,12 @@ import numpy as np
 import performance as bench_tables
 import performance_picture
 import ptx_functions
+import training as training_tables
+import training_picture
 
 import cuda_kernels.registered  # noqa: F401  enters the kernels
 from cuda_kernels import counts
+from cuda_kernels.bench import targets
 from cuda_kernels.ladder import table as ladder_table
 from fa_ref import tables
 from fa_ref.testing import running
@@ -178,13 +183,36 @@ def performance(file):
     """The tables and the picture of the benchmark, from the JSON file of `python -m cuda_kernels bench --save`."""
     from fa_ref import drawing  # brings matplotlib
 
-    run = json.loads(Path(file).read_text(encoding="utf-8"))
-    picture = ROOT / "docs" / performance_picture.FILE
-    picture.parent.mkdir(exist_ok=True)
-    performance_picture.picture(run, drawing).save(picture)
+    run = of_pass("forward", file)
+    kept("forward", run)
+    performance_picture.picture(run, drawing).save(ROOT / "docs" / performance_picture.FILE)
     for name, text in performance_texts(run).items():
         marks.fill(ROOT / "docs" / "performance.md", name, text)
     marks.fill(ROOT / "README.md", "speed", speed_text(run))
+
+
+def backward(file):
+    """The tables of the backward pass, from the JSON file of `python -m cuda_kernels bench --backward --save`."""
+    run = of_pass("backward", file)
+    kept("backward", run)
+    for name, text in backward_texts(run).items():
+        marks.fill(ROOT / "docs" / "performance.md", name, text)
+    marks.fill(ROOT / "README.md", "backward-speed", speed_text(run))
+
+
+def of_pass(what, file):
+    """What the benchmark has saved. ValueError if it has measured the other pass."""
+    run = json.loads(Path(file).read_text(encoding="utf-8"))
+    if targets.pass_of(run) != what:
+        raise ValueError(f"{file} is about the {targets.pass_of(run)} pass, not the {what} pass")
+    return run
+
+
+def kept(name, run):
+    """Keep a run beside the pages, for whoever wants to look up a number."""
+    path = ROOT / "docs" / "performance" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def performance_texts(run):
@@ -196,6 +224,15 @@ def performance_texts(run):
              "overhead": [tabled(bench_tables.overhead(run))], "resources": [tabled(bench_tables.resources(run))],
              "factor": [tabled(bench_tables.factors(run))]}
     return {name: "\n\n".join(filter(None, texts)) for name, texts in parts.items()}
+
+
+def backward_texts(run):
+    """The same of the section about the backward pass."""
+    parts = {"targets": [bench_tables.where(run), tabled(bench_tables.judged(run))],
+             "ratios": [tabled(bench_tables.ratios(run)), bench_tables.grouped(run)],
+             "deterministic": [tabled(bench_tables.deterministic(run))], "peers": [tabled(bench_tables.peers(run))],
+             "resources": [tabled(bench_tables.resources(run))]}
+    return {f"backward-{name}": "\n\n".join(filter(None, texts)) for name, texts in parts.items()}
 
 
 def speed_text(run):
@@ -212,9 +249,7 @@ def ladder(file):
     """The tables of the ladder, from the JSON file of `python -m cuda_kernels ladder --save`."""
     run = json.loads(Path(file).read_text("utf-8"))
     marks.fill(ROOT / "docs" / "performance.md", "ladder", ladder_text(run))
-    kept = json.dumps(run, indent=1, ensure_ascii=False)            # what notebook 13 shows
-    (ROOT / "docs" / "performance").mkdir(exist_ok=True)
-    (ROOT / "docs" / "performance" / "ladder.json").write_text(kept + "\n", encoding="utf-8")
+    kept("ladder", run)                                             # what notebook 13 shows
 
 
 def ladder_text(run):
@@ -224,6 +259,27 @@ def ladder_text(run):
         told.append(f"### {ladder_table.heading(d, causal)}")
         told.append(markdown(ladder_table.HEAD, rows, numbers=ladder_table.NUMBERS))
     return "\n\n".join(told)
+
+
+def training(file):
+    """The tables and the picture of the training, from the JSON file of `python -m cuda_kernels train --save`."""
+    from fa_ref import drawing  # brings matplotlib
+
+    run = json.loads(Path(file).read_text(encoding="utf-8"))
+    picture = ROOT / "docs" / training_picture.FILE
+    picture.parent.mkdir(exist_ok=True)
+    training_picture.picture(run, drawing).save(picture)
+    for name, text in training_texts(run).items():
+        marks.fill(ROOT / "docs" / "performance.md", name, text)
+
+
+def training_texts(run):
+    """{name of the marks: text} of docs/performance.md."""
+    picture = f"![{training_picture.described(run)}]({training_picture.FILE})"
+    parts = {"training": [training_tables.where(run), tabled(training_tables.judged(run)), picture],
+             "training-speed": [tabled(training_tables.speed(run))],
+             "training-curves": [training_tables.text(run), tabled(training_tables.curves(run))]}
+    return {name: "\n\n".join(texts) for name, texts in parts.items()}
 
 
 def on(runs):
@@ -240,7 +296,8 @@ def markdown(head, rows, numbers=()):
 if __name__ == "__main__":
     commands = {"coverage": coverage, "kit": kit, "bench": bench, "papers": papers, "claims": claims.write,
                 "warps": warps, "instructions": instructions, "planted": planted, "gpu": gpu, "dram": dram,
-                "sanitize": sanitize, "performance": performance, "ladder": ladder}
+                "sanitize": sanitize, "performance": performance, "backward": backward,
+                "ladder": ladder, "training": training}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])

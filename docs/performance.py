@@ -15,21 +15,26 @@ def where(record):
     """The card, the day and the versions in a line."""
     on = record["on"]
     return (f"{on['card']}, {on['date']}; driver {on['driver']}, torch {on['torch']}, numba-cuda {on['numba-cuda']}; "
-            "bfloat16, forward, random normal input.")
+            f"bfloat16, {targets.pass_of(record)}, random normal input.")
 
 
-def ratios(record, lengths=None):
-    """Speed to torch FLASH: a row for each length, a column for each head dim, full and causal."""
+def ratios(record, lengths=None, ours=OURS, peer=targets.PEER):
+    """Speed to torch FLASH, or to another peer: a row for each length, a column for each head dim, full and causal."""
     cases = targets.by_case(record["cells"])
     plain = [case for case in cases if not case.grouped]
     columns = sorted({(case.d, case.causal) for case in plain})
     rows = []
     for N in sorted({case.N for case in plain}):
         if lengths is None or N in lengths:
-            found = {(case.d, case.causal): targets.speed(cases[case]) for case in plain if case.N == N}
+            found = {(case.d, case.causal): targets.speed(cases[case], ours, peer) for case in plain if case.N == N}
             rows.append((f"{N:,}", *(times(found.get(column)) for column in columns)))
     head = ["N", *(f"d = {d}, {'causal' if causal else 'full'}" for d, causal in columns)]
     return head, rows, range(len(head))
+
+
+def deterministic(record):
+    """Speed of the backward pass without atomics to the one with them, in the same form."""
+    return ratios(record, None, OURS + targets.DETERMINISTIC, OURS)
 
 
 def grouped(record):
@@ -49,15 +54,16 @@ def peers(record, N=ONE_N):
         if case.N != N or case.grouped:
             continue
         for name, cell in row.items():
-            rows.append((f"{case.d}, {case.kind}", NAMES.get(name, f"`{name}`"), *numbers(case, cell)))
+            found = numbers(case, cell, targets.pass_of(record))
+            rows.append((f"{case.d}, {case.kind}", NAMES.get(name, f"`{name}`"), *found))
     return ["d", "", "ms", "TFLOP/s", "beyond the inputs, MiB", "error, of what is allowed"], rows, range(2, 6)
 
 
-def numbers(case, cell):
+def numbers(case, cell, what):
     """The columns of one peer."""
     if "ms" not in cell:
         return short(cell["why"]), "–", "–", "–"
-    return (f"{cell['ms']:.3f}", f"{targets.tera(case, cell['ms']):.0f}", f"{cell['mb']:,.0f}",
+    return (f"{cell['ms']:.3f}", f"{targets.tera(case, cell['ms'], what):.0f}", f"{cell['mb']:,.0f}",
             f"{cell['error'] / cell['allowed']:.2f}")
 
 

@@ -235,9 +235,11 @@ def test_refusals_are_reasons_and_other_errors_are_errors():
 
 def test_resources_are_those_of_the_launches_that_are_ready(monkeypatch):
     """A launch as `prepared` keeps it: function, grid, threads, 1, 1, bytes."""
-    compiled = SimpleNamespace(regs_per_thread=255, local_mem_per_thread=8, shared_mem_per_block=100)
+    compiled = SimpleNamespace(entry_name="…3e7forwardB2v1…", regs_per_thread=255, local_mem_per_thread=8,
+                               shared_mem_per_block=100)
     launch = partial(print, c_void_p(77), *map(c_uint, (9, 8, 7, 128, 1, 1, 1000)))
-    ready = SimpleNamespace(launches=[SimpleNamespace(compiled=compiled, launch=launch)], made=[((1, 2, 3, 64), "f16")])
+    ready = SimpleNamespace(launches=[SimpleNamespace(compiled=compiled, launch=launch)],
+                            made=[((1, 2, 3, 64), (384, 192, 64, 1), "f16")])
     keys = [resources.prepared.Key((cuda_kernels.KERNELS["fa2_mma"], n)) for n in (0, 1)]
     monkeypatch.setattr(resources.prepared, "known", dict.fromkeys(keys, ready))
     monkeypatch.setattr(resources, "blocks", lambda function, threads, shared: (function, threads, shared))
@@ -263,6 +265,21 @@ def test_a_run_from_the_command_to_the_page(least, monkeypatch, tmp_path, capsys
     record = json.loads(file.read_text(encoding="utf-8"))
     assert [x["peer"] for x in record["cells"]] == ["fa2_mma", *peers.BACKENDS] and record["resources"] == []
     assert len(generate.performance_texts(record)) == 7 and "16" in generate.speed_text(record)
+
+
+def test_a_run_that_fails_keeps_what_it_has_found(monkeypatch, tmp_path):
+    def fails(*arguments, **options):
+        raise RuntimeError("the GPU is gone")
+
+    on = made_up()["on"]
+    for where, name, value in [
+            (bench, "unable", lambda: None), (measure, "machine", lambda: on), (clock, "Gpu", clock.Host),
+            (grid, "grid", lambda dims, lengths: [Case(1, 1, 1, 16, 16, True)]), (measure, "overhead", fails)]:
+        monkeypatch.setattr(where, name, value)
+    with pytest.raises(RuntimeError, match="the GPU is gone"):
+        bench.main(["--save", str(tmp_path / "bench.json"), "--kernels", "fa2_mma"])
+    record = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert len(record["cells"]) == 1 + len(peers.BACKENDS) and "overhead" not in record
 
 
 # --- what it is held against ----------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
     python -m cuda_kernels bench                            the whole grid (some minutes)
     python -m cuda_kernels bench --quick                    two lengths, two head dims
     python -m cuda_kernels bench --save bench.json          keep everything for `python docs/generate.py performance`
+    python -m cuda_kernels bench --backward                 the backward pass; kept for `docs/generate.py backward`
 
-Forward passes in bfloat16, 16,384 tokens and 2,048 channels in all: 2,048 / d heads of d channels, in a batch of
-16,384 / N sequences; and a problem with grouped heads. Numbers of two days or two cards do not compare, ratios of one
-run do. So everybody has a turn in every round, and what counts is the ratio of the medians.
+Passes in bfloat16 over 16,384 tokens and 2,048 channels in all: 2,048 / d heads of d channels, in a batch of 16,384 / N
+sequences; and over a problem with grouped heads. Numbers of two days or two cards do not compare, ratios of one run do.
+So everybody has a turn in every round, and what counts is the ratio of the medians.
 
 Ends with 0 if every target of `targets` that was measured is met, else with 1.
 """
@@ -19,22 +20,26 @@ import cuda_kernels
 from cuda_kernels.bench import grid
 
 ON_TENSOR_CORES = tuple(name for name in cuda_kernels.KERNELS if name not in cuda_kernels.PLAIN)
+BACKWARD = tuple(name for name in ON_TENSOR_CORES if name in cuda_kernels.WITH_BACKWARD)
 
 
 def parsed(argv=None):
     """(options, cases). A kernel, head dim or length that is none ends the program, with 2 and its name."""
     parser = argparse.ArgumentParser(prog="python -m cuda_kernels bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--backward", action="store_true", help="the backward pass, in place of the forward pass")
     parser.add_argument("--save", metavar="FILE", type=Path, help="write everything as JSON")
     parser.add_argument("--quick", action="store_true", help="two lengths, two head dims")
     parser.add_argument("--dims", type=numbers, metavar="D,D,…", help=f"head dims {listed(grid.DIMS)}")
     parser.add_argument("--seqlens", type=numbers, metavar="N,N,…", help=f"lengths {listed(grid.LENGTHS)}")
-    parser.add_argument("--kernels", default=",".join(ON_TENSOR_CORES), metavar="NAME,NAME,…",
-                        help=f"which of ours: {', '.join(ON_TENSOR_CORES)} (all)")
+    parser.add_argument("--kernels", metavar="NAME,NAME,…",
+                        help=f"which of ours: {', '.join(ON_TENSOR_CORES)}; --backward: {', '.join(BACKWARD)} (all)")
     options = parser.parse_args(argv)
-    options.kernels = options.kernels.split(",")
-    wrong = [name for name in options.kernels if name not in ON_TENSOR_CORES]
+    known = BACKWARD if options.backward else ON_TENSOR_CORES
+    options.kernels = options.kernels.split(",") if options.kernels is not None else list(known)
+    wrong = [name for name in options.kernels if name not in known]
     if wrong:
-        parser.error(f"--kernels takes {', '.join(ON_TENSOR_CORES)}, got {', '.join(wrong)}")
+        parser.error(f"--kernels takes {', '.join(known)}{' with --backward' if options.backward else ''}, "
+                     f"got {', '.join(wrong)}")
     if options.save and not options.save.absolute().parent.is_dir():
         parser.error(f"--save: there is no folder {options.save.absolute().parent}")
     dims = options.dims or (grid.QUICK_DIMS if options.quick else grid.DIMS)
@@ -66,11 +71,15 @@ def main(argv=None):
         return 2
     from cuda_kernels.bench import clock, measure, show, targets  # these import torch
 
-    on = measure.machine()
-    with show.progress(len(cases) + 2) as step:
-        record = {"on": on} | measure.everything(clock.Gpu(), cases, options.kernels, step=step)
-    if options.save:
-        options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+    which = measure.PASSES["backward" if options.backward else "forward"]
+    record = {"on": measure.machine()}
+    try:
+        with show.progress(len(cases) + 2) as step:
+            measure.everything(clock.Gpu(at_once=which.AT_ONCE), cases, options.kernels, step=step, which=which,
+                               found=record)
+    finally:                                                        # of a run that fails, what it has found is kept
+        if options.save:
+            options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
     show.everything(record)
     return 0 if targets.ok(targets.judged(record)) else 1
 

@@ -7,7 +7,9 @@ TOKENS, HIDDEN = 16384, 2048
 DIMS = (64, 128, 256)
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 QUICK_DIMS, QUICK_LENGTHS = (64, 128), (1024, 4096)
-SCORE_BYTES = 13        # torch's plain attention: for each score 4 bytes of S, 4 and 4 of P, 1 that says "hidden"
+PRODUCTS = {"forward": 2, "backward": 5}
+SCORE_BYTES = 13        # torch's plain attention: for each score 4 bytes of S, 4 and 4 of P, 1 that says "hidden";
+                        # in the backward pass 4 of P, of dP and of dS: no more than that
 
 
 class Case(NamedTuple):
@@ -53,9 +55,9 @@ def check_divides(name, numbers, total, what):
                          f"{', '.join(map(str, wrong)) or 'none'}")
 
 
-def flops(case):
-    """Of the two products, a multiply-add as two; half of them if causal, as the papers count."""
-    return 4 * case.B * case.H * case.N * case.N * case.d // (2 if case.causal else 1)
+def flops(case, what="forward"):
+    """Of the two or five products, a multiply-add as two; half of them if causal, as the papers count."""
+    return 2 * PRODUCTS[what] * case.B * case.H * case.N * case.N * case.d // (2 if case.causal else 1)
 
 
 def plain_bytes(case):

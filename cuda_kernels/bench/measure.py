@@ -1,10 +1,13 @@
 """Every number of the benchmark, as plain dictionaries and lists: what is saved, judged and shown.
 
+    pass        "forward" or "backward"
     cells       one for each problem and peer: ms (median), spread (the middle half of the rounds, to the median), mb
-                beyond the inputs, error and allowed (see `truth`); or why there is none
+                beyond the inputs, error and allowed (see `truth`, `gradients`); or why there is none
     overhead    {peer: microseconds of the host for each call}
     memory      [{N, peer: mb}] of one batch entry: what grows with N
     resources   what a block of each kernel that ran takes of a multiprocessor
+
+`which` is one of the modules `forward` and `backward`.
 """
 
 import platform
@@ -15,12 +18,12 @@ from importlib.metadata import version
 
 import torch
 
-import cuda_kernels
-from cuda_kernels.bench import peers, resources, truth
+from cuda_kernels.bench import backward, forward, peers, resources
 from cuda_kernels.bench.clock import host_microseconds
 from cuda_kernels.bench.grid import Case, plain_bytes
 
 BUDGET_MS, FEWEST, MOST = 500, 5, 100                               # of all rounds of one problem; how many rounds
+PASSES = {which.NAME: which for which in (forward, backward)}
 SLOW = "math"                                                       # standard attention: has rounds of its own
 FA1 = "fa1_mma"                                                     # for comparison, where it is at its best
 FA1_DIMS = (64, 128)
@@ -28,32 +31,26 @@ OVERHEAD = Case(1, 8, 8, 128, 64, False)
 MEMORY_LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
 
-def tensors(case, device, seed=0):
-    """q, k, v of a problem, standard normal, bfloat16."""
-    generator = torch.Generator(device.name).manual_seed(seed)
-    return [torch.randn(case.B, heads, case.N, case.d, dtype=torch.bfloat16, device=device.name, generator=generator)
-            for heads in (case.H, case.Hkv, case.Hkv)]
-
-
-def cells(case, device, kernels, budget_ms=BUDGET_MS):
+def cells(case, device, kernels, budget_ms=BUDGET_MS, which=forward):
     """The cells of one problem."""
-    q, k, v = tensors(case, device)
-    calls = peers.calls(case, q, k, v, [name for name in kernels if name != FA1 or case.d in FA1_DIMS])
-    known, found, ready = truth.yardstick(q, k, v, case.causal), {}, {}
-    for name, call in calls.items():
+    given = which.tensors(case, device)
+    known, found, ready = which.yardstick(*given, case.causal), {}, {}
+    everybody = which.ready(case, *given, [name for name in kernels if name != FA1 or case.d in FA1_DIMS])
+    for name, prepare in everybody.items():
         cell = found[name] = {"case": case._asdict(), "peer": name}
         why = too_large(case, device) if name == SLOW else None
         if not why:
-            answer, why = peers.tried(lambda call=call: device.with_memory(call))
+            answer, why = peers.tried(lambda prepare=prepare: device.with_memory(lambda: prepare()()))
         if why:
             cell["why"] = why
             continue
         out, nbytes = answer
-        cell |= {"mb": nbytes and nbytes / 2**20, "error": truth.error_of(out, known), "allowed": known.allowed}
-        ready[name] = call
+        error, allowed = which.errors(out, known)
+        cell |= {"mb": nbytes and nbytes / 2**20, "error": error, "allowed": allowed}
+        ready[name] = prepare
         del answer, out
     for names in ([name for name in ready if name != SLOW], [name for name in ready if name == SLOW]):
-        for name, times in zip(names, timed(device, [ready[name] for name in names], budget_ms), strict=True):
+        for name, times in zip(names, timed(device, [ready[name]() for name in names], budget_ms), strict=True):
             low, middle, high = statistics.quantiles(times, n=4)
             found[name] |= {"ms": middle, "spread": (high - low) / middle, "rounds": len(times)}
     return list(found.values())
@@ -73,39 +70,40 @@ def timed(device, calls, budget_ms):
     return device.times(calls, max(FEWEST, min(MOST, int(budget_ms / max(once, 1e-6)))))
 
 
-def overhead(device, kernels, case=OVERHEAD, number=1000):
+def overhead(device, kernels, case=OVERHEAD, number=1000, which=forward):
     """{peer: microseconds of the host} where a call is hardly any work, everything warm: torch's choice beside ours."""
-    q, k, v = tensors(case, device)
-    calls = {"torch": lambda: peers.scaled_dot_product_attention(q, k, v)}
-    calls |= {name: (lambda name=name: cuda_kernels.forward(q, k, v, kernel=name)) for name in kernels}
+    given = which.tensors(case, device)
+    calls = {"torch": which.by_choice(*given)}
+    calls |= {name: prepare() for name, prepare in which.ready(case, *given, kernels).items()
+              if name not in peers.BACKENDS}
     return dict(zip(calls, host_microseconds(device, list(calls.values()), number), strict=True))
 
 
-def memory(device, kernels, lengths=MEMORY_LENGTHS, heads=16, d=128):
+def memory(device, kernels, lengths=MEMORY_LENGTHS, heads=16, d=128, which=forward):
     """[{N, peer: mb beyond the inputs, or why it has none}] for one batch entry."""
     rows = []
     for N in lengths:
         case = Case(1, heads, heads, N, d, False)
-        q, k, v = tensors(case, device)
         row = {"N": N}
-        for name, call in peers.calls(case, q, k, v, kernels).items():
-            answer, why = peers.tried(lambda call=call: device.with_memory(call))
+        for name, prepare in which.ready(case, *which.tensors(case, device), kernels).items():
+            answer, why = peers.tried(lambda prepare=prepare: device.with_memory(lambda: prepare()()))
             row[name] = why or (answer[1] and answer[1] / 2**20)
         rows.append(row)
     return rows
 
 
-def everything(device, cases, kernels, budget_ms=BUDGET_MS, step=lambda what: None):
-    """All of it; step(what) is told before each part, in words."""
-    found = {"cells": [], "kernels": list(kernels)}
+def everything(device, cases, kernels, budget_ms=BUDGET_MS, step=lambda what: None, which=forward, found=None):
+    """All of it, in a dictionary, `found` if that is given; step(what) is told before each part, in words."""
+    found = {} if found is None else found
+    found |= {"pass": which.NAME, "kernels": list(kernels), "cells": []}
     for case in cases:
         step(f"N = {case.N}, d = {case.d}, {case.kind}")
-        found["cells"] += cells(case, device, kernels, budget_ms)
+        found["cells"] += cells(case, device, kernels, budget_ms, which)
     step("overhead of a call")
-    found["overhead"] = overhead(device, kernels)
+    found["overhead"] = overhead(device, kernels, which=which)
     step("memory")
-    found["memory"] = memory(device, kernels)
-    found["resources"] = resources.used()
+    found["memory"] = memory(device, kernels, which=which)
+    found["resources"] = resources.used(which.NAME)
     return found
 
 

@@ -30,11 +30,11 @@ def everything(record):
     """Every table, and why cells are empty."""
     on = record["on"]
     console.print(f"{on['card']}, {on['date']}, driver {on['driver']}, torch {on['torch']}, numba-cuda "
-                  f"{on['numba-cuda']}; bfloat16. Times in ms, speeds as multiples of the peer's.\n")
+                  f"{on['numba-cuda']}; bfloat16, {targets.pass_of(record)}. Times in ms, speeds as multiples of the "
+                  "peer's.\n")
     cases = targets.by_case(record["cells"])
-    for name in record["kernels"]:
-        if any(name in row for row in cases.values()):
-            console.print(times(cases, name))
+    for name in dict.fromkeys(name for row in cases.values() for name in row if name not in PEERS):
+        console.print(times(cases, name, targets.pass_of(record)))
     refused(cases)
     console.print(resources(record["resources"]))
     for d, kind, speeds in targets.factors(cases):
@@ -46,7 +46,7 @@ def everything(record):
     console.print(found)
 
 
-def times(cases, name):
+def times(cases, name, what):
     """One kernel beside torch's backends."""
     table = tabled("d", "N", "", f"{name}, ms", "TFLOP/s", "MB", "error", *(f"× {peer}" for peer in PEERS),
                    right=(0, 1, *range(3, 7 + len(PEERS))))
@@ -56,7 +56,7 @@ def times(cases, name):
             continue
         speeds = [told(targets.speed(row, name, peer)) for peer in PEERS]
         if "ms" in cell:
-            own = (f"{cell['ms']:.3f}", f"{targets.tera(case, cell['ms']):.0f}", told(cell["mb"], ".0f"),
+            own = (f"{cell['ms']:.3f}", f"{targets.tera(case, cell['ms'], what):.0f}", told(cell["mb"], ".0f"),
                    f"{cell['error'] / cell['allowed']:.2f}")
         else:
             own = ("–",) * 4

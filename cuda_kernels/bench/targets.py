@@ -8,6 +8,9 @@ from cuda_kernels.bench.grid import Case, flops
 OURS, PEER = "fa2_mma", "flash"
 RATIOS = {64: 1.0, 128: 1.0, 256: 0.9}                              # speed to torch's flash backend, for each d …
 FROM = 512                                                          # … from this length on
+BACKWARD_RATIOS, BACKWARD_FROM = {64: 1.0, 128: 1.0}, 1024          # the same for the backward pass …
+ELSEWHERE = 0.85                                                    # … and this in all other cases
+DETERMINISTIC, TO_ATOMICS = ", deterministic", 0.7                  # without atomics: the peer's name; speed to with
 OVERHEAD = 2.0                                                      # at most, to torch's
 TO_PLAIN, PLAIN_N = 10.0, 4096                                      # speed to standard attention, at this length
 GROWTH = 1.05                                                       # memory may grow this much faster than N
@@ -40,33 +43,59 @@ def speed(row, ours=OURS, peer=PEER):
     return a / b if a and b else None
 
 
-def tera(case, ms):
-    """TFLOP/s."""
-    return flops(case) / ms / 1e9
+def tera(case, ms, what="forward"):
+    """TFLOP/s of a forward or backward pass."""
+    return flops(case, what) / ms / 1e9
+
+
+def pass_of(record):
+    """"forward" or "backward"."""
+    return record.get("pass", "forward")
 
 
 def judged(record):
     """[Target] of everything that was measured."""
     cases = by_case(record["cells"])
-    return [*(ratio(cases, d, least) for d, least in RATIOS.items()), plain(cases), overhead(record["overhead"]),
+    return {"forward": forward, "backward": backward}[pass_of(record)](record, cases)
+
+
+def forward(record, cases):
+    """The targets of the forward pass."""
+    return [*(of_dim(cases, d, FROM, least) for d, least in RATIOS.items()), plain(cases), overhead(record["overhead"]),
             memory(record["memory"]), right(record["cells"])]
 
 
-def ratio(cases, d, least):
-    """Is the slowest of all cases of this d fast enough?"""
-    speeds = measured(cases, PEER, lambda case: case.d == d and case.N >= FROM)
-    what = f"d = {d}, N ≥ {FROM}: at least {least} × torch {PEER}"
+def backward(record, cases):
+    """The targets of the backward pass."""
+    return [*(of_dim(cases, d, BACKWARD_FROM, least) for d, least in BACKWARD_RATIOS.items()),
+            ratio(f"everywhere else: at least {ELSEWHERE} × torch {PEER}", ELSEWHERE, measured(
+                cases, PEER, lambda case: case.d not in BACKWARD_RATIOS or case.N < BACKWARD_FROM)),
+            ratio(f"deterministic: at least {TO_ATOMICS} × with atomics", TO_ATOMICS, measured(
+                cases, OURS, lambda case: True, ours=OURS + DETERMINISTIC)),
+            overhead(record["overhead"]), memory(record["memory"]),
+            right(record["cells"], (OURS, OURS + DETERMINISTIC))]
+
+
+def of_dim(cases, d, length, least):
+    """Are all cases of this d fast enough, from this length on?"""
+    return ratio(f"d = {d}, N ≥ {length}: at least {least} × torch {PEER}", least,
+                 measured(cases, PEER, lambda case: case.d == d and case.N >= length))
+
+
+def ratio(what, least, speeds):
+    """Is the slowest of all cases fast enough? speeds: what `measured` returns."""
     if not speeds:
         return Target(what, NOT_MEASURED, None)
     worst, enough = min(speeds, key=speeds.get), sum(x >= least for x in speeds.values())
-    return Target(what, f"{enough} of {len(speeds)}; least {speeds[worst]:.3f} × at N = {worst.N}, {worst.kind}",
+    d = f"d = {worst.d}, " if len({case.d for case in speeds}) > 1 else ""
+    return Target(what, f"{enough} of {len(speeds)}; least {speeds[worst]:.3f} × at {d}N = {worst.N}, {worst.kind}",
                   enough == len(speeds))
 
 
-def measured(cases, peer, wanted):
+def measured(cases, peer, wanted, ours=OURS):
     """{case: how many times as fast as the peer} of the wanted cases that it can do; what we cannot do counts as 0."""
-    return {case: speed(row, peer=peer) or 0.0 for case, row in cases.items()
-            if wanted(case) and OURS in row and row.get(peer, {}).get("ms")}
+    return {case: speed(row, ours, peer) or 0.0 for case, row in cases.items()
+            if wanted(case) and ours in row and row.get(peer, {}).get("ms")}
 
 
 def plain(cases):
@@ -99,9 +128,9 @@ def memory(rows):
     return Target(what, f"N × {longer:g}: memory × {more:.2f}", more <= longer * GROWTH)
 
 
-def right(cells):
+def right(cells, names=(OURS,)):
     """Is every answer of ours as near to the truth as the rule of two errors asks?"""
-    ours = [cell for cell in cells if cell["peer"] == OURS]
+    ours = [cell for cell in cells if cell["peer"] in names]
     fractions = [cell["error"] / cell["allowed"] for cell in ours if "error" in cell]
     what = "right answers, by the rule of two errors"
     if not fractions:

@@ -1,0 +1,76 @@
+"""Train a small GPT with our attention, with torch's and with standard attention: how fast, and is it the same?
+
+    python -m cuda_kernels train                            on a GPU, a few minutes
+    python -m cuda_kernels train --quick                    one size, fewer steps
+    python -m cuda_kernels train --save train.json          keep everything for `python docs/generate.py training`
+    python -m cuda_kernels train --device cpu               tiny, on any machine: ours is then the loops of fa_ref
+
+First the speed of a step, for 12 layers with 16,384 random tokens in sequences of N. Then a smaller model learns a text
+of our own, character by character, from the same weights with each attention, and once in float32. The three attentions
+differ in one line, see `attentions`.
+
+Ends with 0 if every target of `targets` that was measured is met, else with 1.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import cuda_kernels
+from cuda_kernels.bench import numbers
+from cuda_kernels.train import sizes
+
+
+def parsed(argv=None):
+    """(options, sizes.Plan). Sizes that do not fit end the program, with 2 and the numbers."""
+    parser = argparse.ArgumentParser(prog="python -m cuda_kernels train", description=__doc__.splitlines()[0])
+    parser.add_argument("--save", metavar="FILE", type=Path, help="write everything as JSON")
+    parser.add_argument("--quick", action="store_true", help="one size, fewer layers and steps")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny models (cuda)")
+    parser.add_argument("--layers", type=int, metavar="L", help="of every model")
+    parser.add_argument("--hidden", type=numbers, metavar="C,C,…", help="hidden sizes; the first one learns a text")
+    parser.add_argument("--seqlens", type=numbers, metavar="N,N,…", help="lengths; the first one learns a text")
+    parser.add_argument("--tokens", type=int, metavar="T", help="of a step: a batch of T / N sequences")
+    parser.add_argument("--steps", type=int, metavar="S", help="to learn a text")
+    options = parser.parse_args(argv)
+    if options.save and not options.save.absolute().parent.is_dir():
+        parser.error(f"--save: there is no folder {options.save.absolute().parent}")
+    try:
+        return options, sizes.plan(options.device, options.quick, options.layers, options.hidden, options.seqlens,
+                                   options.steps, options.tokens)
+    except ValueError as problem:
+        parser.error(f"--{problem}")
+
+
+def main(argv=None):
+    """Measure, show, judge, save; returns 0 or 1, or 2 where it cannot be measured."""
+    options, plan = parsed(argv)
+    why = unable(options.device)
+    if why:
+        print(why)
+        return 2
+    from cuda_kernels.bench.show import progress
+    from cuda_kernels.bench.targets import ok
+    from cuda_kernels.train import measure, show, targets  # these import torch
+
+    with progress(measure.parts(plan)) as step:
+        record = measure.everything(plan, options.device, step)
+    if options.save:
+        options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+    show.everything(record)
+    return 0 if ok(targets.judged(record)) else 1
+
+
+def unable(device):
+    """Why nothing can be trained here; None if it can."""
+    try:
+        import torch
+    except ImportError:
+        return "train needs torch, which is not installed: make dev, or pip install torch"
+    if device == "cpu":
+        return None
+    if cuda_kernels.SIMULATED:
+        return ("train measures kernels on a GPU, and they run in the simulator here: start with FA_REF_CUDA=gpu, or "
+                "try it out with --device cpu")
+    return None if torch.cuda.is_available() else ("train needs a torch that sees the GPU, and this one sees none; "
+                                                   "--device cpu tries it out")
