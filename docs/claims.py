@@ -12,7 +12,7 @@ mislead most. What is computed for them is in docs/evidence/. A claim has these 
     because       what settles it: a section of a paper, or a release of the official code
     run           functions of docs/evidence/ that compute something about it, if there are any
     see           links, as seen from docs/, and `names` of files and tests
-    unmeasured    true if only a measurement on a GPU could show it and this repository has none
+    unmeasured    what would have to be measured to settle it, or the rest of it, and is not here
 """
 
 import re
@@ -31,6 +31,7 @@ SOURCES = {
     "B": "an article in Hebrew of the wiki systems-analysis.info, “FlashAttention-2 (HE)”",
     "C": "a section of a book in Chinese, “4.3 FlashAttention-2 与 FlashAttention-3 演进” (the development of both)",
 }
+NOT_YET = "*Not yet measured here*"
 HEAD = """\
 # Claims in circulation
 
@@ -48,14 +49,20 @@ FA2 and FA3 are the papers ([bibliography](bibliography.md)); v1.0.9 and v2.0.0 
 
 {table}
 
-For {shown} claims something is computed, and what came out stands below. For {counted} of them it is *counted*, by
-this repository's own code; for {arithmetic} it is *arithmetic* on numbers that the papers print. Our loops and kernels
-follow the papers, so a count shows what the described algorithm does, not what a release of the official code does.
-The functions are in `docs/evidence/`; each asserts what it says.
+For {shown} claims something is computed, and what came out stands below, often of more than one kind:
 
-"Not yet measured here" stands where only a GPU could show it, and this repository has no such measurement. Its teaching
-kernels were measured, but no row of [what each kernel costs](verification.md#what-each-kernel-costs) is about the
-speed of the official kernels.
+- *Counted*, for {counted} claims: by this repository's own code. Our loops and kernels follow the papers, so a count
+  shows what the described algorithm does, not what a release of the official code does.
+- *Arithmetic*, for {arithmetic}: on numbers that the papers print.
+- *Measured*, for {measured}: on a GPU, by the records of [performance](performance.md). FlashAttention-2 "by its
+  authors" is torch's FLASH back end; "our" kernels are `fa2_mma` and `fa1_mma`, which follow the papers. Standard
+  attention is torch's math back end. That one works in float32, so ratios to it are larger than those of the papers.
+
+The functions are in `docs/evidence/`; each asserts what it says. What was measured may be measured again: then the
+numbers change, and the verdict holds as long as they stay within the limits of the function.
+
+"Not yet measured here" stands where only a GPU could show it, and this repository has no such measurement, with what is
+missing: above all another card, and kernels of FlashAttention-1 and 3 by their authors.
 
 `python docs/claims.py` writes this page.
 """
@@ -70,7 +77,7 @@ class Claim(NamedTuple):
     because: str
     run: tuple[str, ...] = ()
     see: tuple[str, ...] = ()
-    unmeasured: bool = False
+    unmeasured: str = ""
 
 
 def topics():
@@ -91,7 +98,10 @@ def harmful():
 
 
 def computed():
-    """{name of a function: (the line that it returns, "counted" or "arithmetic")} of all that claims name."""
+    """{name of a function: (the line that it returns, its kind)} of all that claims name.
+
+    The line of a "measured" one is None while its record is missing.
+    """
     from evidence import EVIDENCE  # here, since it starts the simulator
 
     names = dict.fromkeys(name for claim in claims() for name in claim.run)
@@ -101,10 +111,12 @@ def computed():
 def text(evidence=None):
     """The whole page. evidence: what `computed` returns, if it has run already."""
     evidence = evidence or computed()
-    told = Counter(kind_of(claim, evidence) for claim in claims() if claim.run)
+    kinds = [kinds_of(claim, evidence) for claim in claims()]
+    told = Counter(kind for found in kinds for kind in found)
     sources = "\n".join(f"- **{letter}**: {name}" for letter, name in SOURCES.items())
-    parts = [HEAD.format(sources=sources, table=table(), shown=told.total(), counted=told["counted"],
-                         arithmetic=told["arithmetic"]), "## The most harmful errors\n"]
+    head = HEAD.format(sources=sources, table=table(), shown=sum(map(bool, kinds)), counted=told["counted"],
+                       arithmetic=told["arithmetic"], measured=told["measured"])
+    parts = [head, "## The most harmful errors\n"]
     parts += [f"{n}. {', '.join(f'[{i}](#{i.lower()})' for i in ids)}: {right}" for n, (ids, right) in
               enumerate(harmful(), start=1)]
     for title, topic in topics().items():
@@ -113,9 +125,9 @@ def text(evidence=None):
     return "\n".join(parts) + "\n"
 
 
-def kind_of(claim, evidence):
-    """"counted" if anything was counted for it, else "arithmetic"."""
-    return "counted" if any(evidence[name][1] == "counted" for name in claim.run) else "arithmetic"
+def kinds_of(claim, evidence):
+    """{"counted", "arithmetic", "measured"} as far as something of that kind is shown for it."""
+    return {kind for line, kind in (evidence[name] for name in claim.run) if line}
 
 
 def entry(claim, evidence):
@@ -123,9 +135,10 @@ def entry(claim, evidence):
     lines = [f"### {claim.id}", f"> {claim.says}", f"**{VERDICTS[claim.verdict]}** {claim.because}"]
     for name in claim.run:
         line, kind = evidence[name]
-        lines.append(f"*{kind.capitalize()}* (`{name}`): {line}.")
+        told = f"*{kind.capitalize()}* (`{name}`): {line}."
+        lines.append(told if line else f"{NOT_YET} (`{name}`): no record is kept.")
     if claim.unmeasured:
-        lines.append("*Not yet measured here.*")
+        lines.append(f"{NOT_YET}: {claim.unmeasured}.")
     if claim.see:
         lines.append("See " + ", ".join(map(linked, claim.see)) + ".")
     return "\n\n".join(lines)

@@ -13,7 +13,7 @@ from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
 
 A100, H100 = 312, 989                                                   # TFLOP/s of dense 16-bit products
-EVIDENCE = {}                                                           # name: (function, "counted" or "arithmetic")
+EVIDENCE = {}                                                           # name: (function, its kind)
 
 
 def counted(function):
