@@ -5,7 +5,8 @@
     python gpu_check.py --save gpu.json         keep the tables for `python docs/generate.py gpu gpu.json`
     python gpu_check.py --small fa2             a dozen small problems of one kernel and no torch, for sanitize.py
 
-The checks are in gpu_kit, gpu_torch, gpu_tensor_cores, gpu_instructions and gpu_costs. Ends with 0 if everything held.
+The checks are in gpu_kit, gpu_torch, gpu_tensor_cores, gpu_operator, gpu_instructions and gpu_costs. Ends with 0 if
+everything held.
 """
 
 import argparse
@@ -45,11 +46,17 @@ class Report:
                          for name, ok, words in self.rows)
 
 
+def operator(report):
+    """What gpu_operator has; it imports torch at once, which --small does without."""
+    import gpu_operator
+    gpu_operator.operator(report)
+
+
 CHECKS = {"threads": [gpu_kit.any_threads], "instructions": [gpu_instructions.instructions],
           "official": [gpu_tensor_cores.official], "streams": [gpu_torch.streams], "graphs": [gpu_tensor_cores.graphs],
           "kinds": [gpu_torch.kinds, gpu_torch.refused], "repeats": [gpu_torch.repeats, gpu_tensor_cores.repeats],
           "poisoned": [gpu_tensor_cores.poisoned], "offsets": [gpu_torch.offsets], "costs": [gpu_costs.costs],
-          "memory": [gpu_costs.memory]}
+          "memory": [gpu_costs.memory], "operator": [operator]}
 
 
 def on_which():

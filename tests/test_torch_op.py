@@ -1,10 +1,16 @@
 """The operator of torch: registered as torch wants it, the oracle's numbers, torch's own where they mean the same."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 import cuda_kernels  # noqa: E402, F401  first: it decides whether kernels are simulated
+import fa_ref  # noqa: E402
+import gpu_operator  # noqa: E402
 from cuda_kernels import torch_op  # noqa: E402
 from cuda_kernels.torch_op import scaled_dot_product_attention  # noqa: E402
 
@@ -76,13 +82,68 @@ def test_compiled_it_gives_the_same():
     assert all(torch.equal(a, b) for a, b in zip(plain, compiled, strict=True))
 
 
-def test_autocast_casts_as_torch_does():
-    q, k, v = tensors(dtype=torch.float32, grad=False)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_autocast_casts_as_torch_does(dtype):
+    """float64 it leaves as it is."""
+    q, k, v = tensors(dtype=dtype, grad=False)
     with torch.autocast("cpu", torch.bfloat16):
         ours = scaled_dot_product_attention(q, k, v, enable_gqa=True)
         torchs = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    assert ours.dtype == torchs.dtype == torch.bfloat16
+    assert ours.dtype == torchs.dtype == (dtype if dtype == torch.float64 else torch.bfloat16)
     torch.testing.assert_close(ours, torchs, atol=2e-2, rtol=2e-2)
+
+
+# --- torch.func -----------------------------------------------------------------------------------------------
+
+def loss(q, k, v):
+    out, lse = attention(q, k, v, causal=True, scale=0.3)
+    return out.sin().sum() + lse.sin().sum()
+
+
+def gradients():
+    x = tensors()
+    return torch.autograd.grad(loss(*x), x)
+
+
+def test_torch_func_takes_gradients():
+    """The bits of torch.autograd.grad, and around a tensor that requires grad too; the options are not lost."""
+    wanted, x = gradients(), tensors(grad=False)
+    for found in (torch.func.grad(loss, (0, 1, 2))(*x), torch.func.jacrev(loss, (0, 1, 2))(*x),
+                  torch.func.grad(loss, (0, 1, 2))(*tensors()),
+                  torch.func.vjp(loss, *x)[1](torch.ones((), dtype=torch.float64))):
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_torch_func_maps():
+    """Over any axis of some of the tensors, alone and around a gradient."""
+    q, k, v = tensors(grad=False)
+    many = torch.stack([q, 2 * q, -q], 2)
+    found = torch.func.vmap(loss, (2, None, None))(many, k, v)
+    torch.testing.assert_close(found, torch.stack([loss(x, k, v) for x in (q, 2 * q, -q)]))
+    found = torch.func.vmap(torch.func.grad(loss, (0, 1)), (2, None, None))(many, k, v)
+    for n, x in enumerate((q, 2 * q, -q)):
+        assert all(torch.equal(many[n], one)
+                   for many, one in zip(found, torch.func.grad(loss, (0, 1))(x, k, v), strict=True))
+
+
+def test_derivatives_that_go_forwards_are_refused():
+    """By name; torch would say 0 for the tangent."""
+    x = tensors(grad=False)
+    forwards = pytest.raises(NotImplementedError, match=r"forwards \(jvp.*torch.func.grad and jacrev go backwards")
+    with forwards:
+        torch.func.jvp(loss, tuple(x), tuple(x))
+    with forwards:
+        torch.func.jacfwd(loss)(*x)
+    with forwards, forward_ad.dual_level():
+        attention(forward_ad.make_dual(x[0], x[0]), *x[1:])
+    out, _ = attention(*tensors())
+    with forwards, forward_ad.dual_level():
+        out.backward(forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out)))
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q, *x[1:]).sum())(x[0])
+
+
+# --- what is refused ------------------------------------------------------------------------------------------
 
 
 def test_what_is_refused():
@@ -98,3 +159,115 @@ def test_what_is_refused():
     with pytest.raises(NotImplementedError, match="no second derivative"):
         gradient.sum().backward()
     assert torch_op.library(q)[0].__name__ == "fa_ref"
+
+
+def shaped(*shapes, dtypes=(torch.float32,) * 3):
+    return [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+Q, K = (1, 2, 3, 4), (1, 2, 5, 4)
+BAD = {
+    "3 axes": (shaped(Q[1:], K, K), {}, ValueError, r"q must have 4 axes .*got shape \(2, 3, 4\)"),
+    "5 axes": (shaped(Q, (1, *K), K), {}, ValueError, r"k must have 4 axes .*got shape \(1, 1, 2, 5, 4\)"),
+    "batches": (shaped(Q, K, (3, 2, 5, 4)), {}, ValueError, "q has 1, k has 1, v has 3"),
+    "heads": (shaped((1, 3, 3, 4), K, K), {}, ValueError, "3 query heads cannot be shared among 2"),
+    "head dims": (shaped((1, 2, 3, 8), K, K), {}, ValueError, "q has d = 8, k has d = 4"),
+    "keys": (shaped(Q, K, (1, 2, 6, 4)), {}, ValueError, "k has Nk = 5, v has Nk = 6"),
+    "dtypes": (shaped(Q, K, K, dtypes=(torch.float32, torch.float16, torch.float32)), {}, TypeError,
+               "got float32, float16 and float32"),
+    "whole numbers": (shaped(Q, K, K, dtypes=(torch.int32,) * 3), {}, TypeError, "q has dtype int32"),
+    "window": (shaped(Q, K, K), {"window_left": -2}, ValueError, "window left must be at least -1, got -2"),
+    "other end": (shaped(Q, K, K), {"window_right": -5}, ValueError, "window right must be at least -1, got -5"),
+    "scale": (shaped(Q, K, K), {"scale": float("nan")}, ValueError, "scale must be finite in float32, got nan"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_with_the_numbers(name, monkeypatch):
+    """Before anything runs, whether a gradient is wanted or not, and by torch.func too."""
+    x, options, error, text = BAD[name]
+    monkeypatch.setattr(fa_ref.fa2, "forward_head", lambda *x: pytest.fail("it ran"))
+    with pytest.raises(error, match=text):
+        attention(*x, **options)
+    if x[0].is_floating_point():
+        with pytest.raises(error, match=text):
+            attention(*(y.clone().requires_grad_() for y in x), **options)
+        with pytest.raises(error, match=text):
+            torch.func.vjp(lambda *x: attention(*x, **options), *x)
+
+
+def test_tensors_on_different_devices_are_refused():
+    """Here one that has no memory stands for the other device; tests/gpu_operator.py takes a GPU."""
+    q, k, v = shaped(Q, K, K)
+    with pytest.raises(TypeError, match="q is a torch tensor on cpu, k is a torch tensor on meta"):
+        attention(q, k.to("meta"), v)
+    with pytest.raises(TypeError, match="query is a torch tensor on meta, key is a torch tensor on cpu"):
+        scaled_dot_product_attention(q.to("meta"), k, v)
+
+
+def test_bad_shapes_are_refused_where_nothing_runs():
+    """As torch.compile asks, which knows only shapes."""
+    q, k, v = (x.to("meta") for x in shaped(Q, K[1:], K))
+    with pytest.raises(ValueError, match=r"k must have 4 axes .*got shape \(2, 5, 4\)"):
+        attention(q, k, v)
+
+
+def test_bad_input_of_the_stand_in():
+    """What it looks at itself before the operator does."""
+    q, k, v = shaped(Q, K, K)
+    with pytest.raises(ValueError, match=r"query must have 4 axes .*got shape \(2, 3, 4\)"):
+        scaled_dot_product_attention(q[0], k[0], v[0])
+    with pytest.raises(ValueError, match="key has Nk = 5, value has Nk = 4"):
+        scaled_dot_product_attention(q, k, v[:, :, :4], is_causal=True)
+
+
+# --- what tests/gpu_operator.py does on a GPU, tried here -----------------------------------------------------
+
+def test_checks_for_a_gpu():
+    """Those that are quick by the loops of `fa_ref`."""
+    for name in ("bfloat16", "float32"):
+        assert gpu_operator.right(name, "cpu", [(9, 14), (14, 9)]).startswith("16 problems")
+        assert gpu_operator.cast(name, "cpu").startswith("out torch.bfloat16")
+    assert gpu_operator.asked("bfloat16", "cpu") == "fa_ref, fa2"
+    assert gpu_operator.spread("bfloat16", "cpu") == "the same bits"
+    assert gpu_operator.in_place_of_torchs("bfloat16", "cpu").startswith("12 problems")
+    assert gpu_operator.by_func("bfloat16", "cpu") == "the same bits"
+    assert gpu_operator.refuses("bfloat16", "cpu", "meta").startswith("7 kinds")
+
+
+@pytest.mark.slow
+def test_checks_for_a_gpu_that_take_longer():
+    assert gpu_operator.accepted("bfloat16", "cpu") == "12 calls, forward and backward"
+    told = gpu_operator.compiled("bfloat16", "aot_eager", "cpu", (9, 14, 20))
+    assert told == "the same bits at N = 9, 14, 20"
+
+
+def wrong_forward(q, k, v, **options):
+    out, lse = fa_ref.forward(q, k, v, **options)
+    return out, lse + 0.1
+
+
+def wrong_backward(*x, **options):
+    dq, dk, dv, *rest = fa_ref.backward(*x, **options)
+    return fa_ref.heads.Gradients(dq, 1.1 * dk, dv, *rest)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("forward", wrong_forward), ("backward", wrong_backward)])
+def test_checks_for_a_gpu_notice_what_is_wrong(name, wrong, monkeypatch):
+    package = SimpleNamespace(**{"forward": fa_ref.forward, "backward": fa_ref.backward, name: wrong})
+    monkeypatch.setattr(torch_op, "library", lambda q: (package, {"algorithm": "fa2"}))
+    for dtype in ("bfloat16", "float32"):
+        with pytest.raises(AssertionError, match="lse" if name == "forward" else "dk"):
+            gpu_operator.right(dtype, "cpu", [(9, 14)])
+    if name == "backward":
+        with pytest.raises(AssertionError, match="dk has"):
+            gpu_operator.in_place_of_torchs("bfloat16", "cpu")
+
+
+def test_a_copy_is_made_of_rows_that_are_not_side_by_side_and_of_nothing_else():
+    x = torch.randn(1, 2, 4, 8)
+    for whole in (x, x.transpose(1, 2), x[:, :, ::2], x[..., :1]):
+        assert torch_op.in_rows(whole) is whole
+    for broken in (x.mT, x[..., ::2], x[:, :, :1, :1].expand(x.shape)):
+        copy = torch_op.in_rows(broken)
+        assert copy.is_contiguous() and torch.equal(copy, broken)
