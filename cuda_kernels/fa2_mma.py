@@ -2,7 +2,7 @@
 
 The steps are those of `fa2.py`, and rows are shared out as in `fa2_warps.py`. What changes: a warp multiplies matrices
 (`ptx.mma`), so the elements of scores, P and acc lie where that instruction wants them, in registers, spread over the
-lanes (`ptx/matrices.py`). A row is a matter of four lanes, a quad: of every 8 scores of it each has 2 neighbours.
+lanes (`ptx/matrices.py`). A row belongs to four lanes, a quad: of every 8 of its scores each lane has two side by side.
 
     grid        (Tr, Hq, B)
     block       1 to 8 warps; warp w has the rows w·R … w·R + R − 1 of the tile, R = 16 or 32: one or two slabs of 16
@@ -19,10 +19,10 @@ Copies run ahead of products. With two places for Kj and Vj the next tile of bot
 heads are wide, a second block on the multiprocessor is worth more than second places: there Vj comes while S is
 computed, and the next Kj while Vj is used.
 
-P never meets shared memory: of 16 neighbouring scores each lane has, rounded and paired, just what the left factor of
-the next product wants of it. exp(s) is 2^(s·log₂e): with log₂e in the scale, an element of P costs one multiply-add
-and one ex2, and m is a maximum of bare products. Only tiles on the border of what their queries see are masked; tiles
-beyond it are not visited, and keys beyond it not even read: zeros take their place.
+P never goes to shared memory: what a lane has of 16 neighbouring scores, rounded and paired, is just what it must bring
+of the left factor of the next product. exp(s) is 2^(s·log₂e): with log₂e in the scale, an element of P costs one
+multiply-add and one ex2, and m is a maximum of bare products. Only tiles on the border of what their queries see are
+masked; tiles beyond it are not visited, and keys beyond it not even read: zeros take their place.
 
 Where things lie: S[(s·keys + y)·4 + 2·half + z] is slab s, 8·y keys further on, the upper or lower of its two rows, the
 first or second of its two keys; acc likewise. The lane's row n is the half n % 2 of slab n // 2.
@@ -62,7 +62,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
     positive: is the scale > 0? Then the maximum of scores is that of products. aligned: may Q, K, V be read 16 bytes at
     a time? blocks: a multiprocessor must have registers for so many. Arguments of the kernel: Q (B, Hq, Nq, d), K, V
     (B, Hkv, Nk, d), O (B, Hq, Nq, d) in the storage dtype, L (B, Hq, Nq) float32; scale · log₂e in float32, of which
-    `positive` speaks; then numbers, the last one Hq / Hkv.
+    `positive` speaks; left and right (the window, as `fa_ref.scores.Rule` has it); Hq / Hkv.
     """
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, multiply, pair = numba.from_dtype(arrays.word_dtype(dtype)), ptx.mma(dtype), ptx.pair(dtype)
@@ -89,7 +89,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
         row0 = i * Br                                               # first query of the tile
         br = min(Br, Nq - row0)                                     # how many there are
         low = max(0, row0 + offset - left)                          # the keys that some query of the tile sees:
-        high = min(Nk, row0 + br + offset + right)                  # low … high − 1, none if that is below 1
+        high = min(Nk, row0 + br + offset + right)                  # low … high − 1; none if high is below 1
         first, last = low // Bc, (high + Bc - 1) // Bc              # their tiles: first … last − 1
         remaining = scale if positive else one                      # factor that scores still lack below
 
@@ -97,7 +97,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
         S = cuda.local.array(S_size, wide)
         P = cuda.local.array(P_size, types.uint32)                  # pairs
         acc = cuda.local.array(acc_size, wide)
-        a = cuda.local.array(a_size, types.uint32)                  # left factors of S; a place for each channel: loops
+        a = cuda.local.array(a_size, types.uint32)                  # left factors of S, kept for every k: only loops
                                                                     # that index a thread's own array get unrolled
         m = cuda.local.array(rows, wide)                            # the same in all lanes of a quad
         l = cuda.local.array(rows, wide)                            # of the lane's own keys

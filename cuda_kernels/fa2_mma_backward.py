@@ -1,11 +1,12 @@
 """The backward pass of FlashAttention-2 on tensor cores: three kernels, float16 and bfloat16.
 
-The steps are those of `fa2_backward.py`. (1) and (2), and the rounding of dQ, are kernels of their own in
+The steps are those of `fa2_backward.py`, in another order: dP (9) before P (7), dK (13) before dQ (12), whose additions
+then end behind other work, the scale (11) last. (1) and (2), and the rounding of dQ, are kernels of their own in
 `fa2_mma_rows.py`. Between them, one block per tile of keys:
 
     grid        (Tc, Hkv, B): a block owns a tile of keys and meets the queries of all heads of its group, so nobody
                 else adds to its dK and dV
-    block       8 warps, or as few as share the products: see `products.py`
+    block       8 warps, or 4, 2 or 1 if so many cannot share the tiles: see plan_backward in `tensor_cores.py`
     on chip     shared by the warps: Kj and Vj, Qi and dOi twice, Pij, dSij (see shared_bytes); a lane's own, in
                 registers: its parts of S, dP, dQi, and of dKj and dVj, which stay
     barriers    2 per tile of queries (and head): the tile is there, and everybody is done with the one before; P and dS
@@ -13,9 +14,10 @@ The steps are those of `fa2_backward.py`. (1) and (2), and the rounding of dQ, a
     in memory   dQ is added to by all blocks, with atomics: in any order, so its last bits may differ from run to run;
                 `deterministic` leaves it to `fa2_mma_dq.py`
 
-P is the left factor of dV and dS that of dK, both turned over, and dS that of dQ: three warps' work each, so they go
-through shared memory, in pairs. The scale multiplies dK and dQ once, at the end. dQ is float32, and lies in memory as
-registers hold it: a lane adds to four neighbours at once, a warp to 512 bytes.
+P is the left factor of dV and dS that of dK, both turned over; dS is also that of dQ. Each of these products needs what
+other warps have computed, so P and dS go through shared memory, in pairs. The scale multiplies dK and dQ once, at the
+end. dQ is float32, and lies in memory as registers hold it: a lane adds to four neighbours at once, a warp to 512
+bytes.
 
 L comes as L·log₂e, so that P is 2^(s·scale·log₂e − L·log₂e); it is +inf for rows past the end and for those that see
 nothing, whose P is 0 then.
@@ -52,8 +54,9 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
     """The kernel of dK and dV, and of dQ unless it is `deterministic`.
 
     dO, Q (B, Hq, Nq, d), K, V, dK, dV (B, Hkv, Nk, d) in the storage dtype; L2, D, dQ as `make_preprocess` has left
-    them; scale in float32, and scale · log₂e; then numbers, the last one Hq / Hkv. positive: is the scale > 0? aligned:
-    may Q, K, V, dO be read 16 bytes at a time? capability: of the card, which decides how dQ is added up.
+    them; scale in float32, and scale · log₂e; left and right (the window, as `Rule` has it); Hq / Hkv. positive: is the
+    scale > 0? aligned: may Q, K, V, dO be read 16 bytes at a time? capability: of the card, which decides how dQ is
+    added up.
     """
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, pair = numba.from_dtype(arrays.word_dtype(dtype)), ptx.pair(dtype)
@@ -76,8 +79,8 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
 
     @cuda.jit(launch_bounds=T)
     def backward(dO, Q, K, V, L2, D, dQ, dK, dV, scale, scale_log2, left, right, group):
-        t = cuda.threadIdx.x & 1023                                 # & tells the compiler: it is not negative; so it
-        w, lane = cuda.threadIdx.x // WARP, cuda.threadIdx.x % WARP     # copies faster, but w and lane it knew better
+        t = cuda.threadIdx.x & 1023                                 # & tells the compiler: t is not negative; copies
+        w, lane = cuda.threadIdx.x // WARP, cuda.threadIdx.x % WARP     # are faster with it, products without it
         j, g, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
         Nq, Nk = Q.shape[2], K.shape[2]
         offset = Nk - Nq

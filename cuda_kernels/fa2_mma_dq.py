@@ -4,7 +4,8 @@
 queries, so dQ of it is added up in registers, in one order, and dS is a left factor as it lies.
 
     grid        (queries / Br, Hq, B)
-    block       4 warps; warp w has the rows w·R … w·R + R − 1 of the tile, R = 32, or 16 beyond 128 channels
+    block       the warps of the other kernels, 8 as a rule; warp w has the rows w·R … w·R + R − 1, R = 32, or 16 for
+                d > 128
     on chip     Qi, dOi, and Kj, Vj twice; in registers S, dP, dS, dQi
     barriers    1 per tile of keys: the tile is there, and everybody is done with the one before
     in memory   dQ is written once, scaled, in the storage dtype

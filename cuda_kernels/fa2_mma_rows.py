@@ -22,15 +22,16 @@ from cuda_kernels.swizzled import CHUNK, padded
 
 LOG2_E = np.float32(1 / np.log(2))
 PLUS_INF = np.float32(np.inf)
-AT_ONCE = 4                                                         # rows of a warp
+AT_ONCE = 4                                                         # rows that a warp adds up side by side
 
 
 @cache
 def make_preprocess(Br, warps, d, size, dtype, aligned):
     """The kernel that comes before, on the grid (Tr, Hq, B): a warp does AT_ONCE rows at a time.
 
-    dO, O (B, Hq, Nq, d) in the storage dtype, L, dL (B, Hq, Nq) float32; it writes L2 = L·log₂e and D, both
-    (B, Hq, Tr·Br) float32, and dQ (B, Hq, Tr, size) float32. aligned: may dO and O be read 16 bytes at a time?
+    dO, O (B, Hq, Nq, d) in the storage dtype, L, dL (B, Hq, Nq) float32; it writes L2 = L·log₂e and D, both (B, Hq,
+    Tr·Br) float32, and dQ (B, Hq, Tr, size) float32, size 0 if `fa2_mma_dq.py` computes it. aligned: may dO and O be
+    read 16 bytes at a time?
     """
     wide, zero, _, minus_inf, widen, narrow, _ = numbers(dtype)
     storage, width, T = numba.from_dtype(arrays.word_dtype(dtype)), padded(d), warps * WARP
@@ -78,7 +79,8 @@ def make_preprocess(Br, warps, d, size, dtype, aligned):
 def make_convert(Br, width, warps, d, dtype):
     """The kernel that comes after, on the grid (Tr, Hq, B): dQ, scaled, in rows again, in the storage dtype.
 
-    Arguments: dQ (B, Hq, Tr, Br·width) float32 as `fa2_mma_backward.py` has added it up, out (B, Hq, Nq, d), scale.
+    width: of a row on chip. Arguments: dQ (B, Hq, Tr, Br·width) float32 as `fa2_mma_backward.py` has added it up, out
+    (B, Hq, Nq, d), scale.
     """
     storage, pair, narrow = numba.from_dtype(arrays.word_dtype(dtype)), ptx.pair(dtype), numbers(dtype).narrow
     cell, _, _, store = swizzled.functions(d, warps, narrow, True, width)

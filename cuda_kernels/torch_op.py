@@ -1,6 +1,6 @@
 """Attention as an operator of torch, to train with: `torch.ops.fa_ref.attention`, and a stand-in for torch's own.
 
-    import cuda_kernels.torch_op                                    # enters the operators
+    import cuda_kernels.torch_op                                    # registers the operators
     out, lse = torch.ops.fa_ref.attention(q, k, v, causal=True)
     from cuda_kernels.torch_op import scaled_dot_product_attention  # torch's signature and alignment
 
@@ -36,7 +36,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = 
               deterministic: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of q (B, Hq, Nq, d), k (B, Hkv, Nk, d), v (B, Hkv, Nk, dv); options as in `fa_ref.forward`.
 
-    causal is bottom-right, as there. deterministic is about the gradient of q: see `cuda_kernels.backward`.
+    causal is bottom-right, as there. 16 bits on a GPU: d = dv up to 256. deterministic is about the gradient of q: see
+    `cuda_kernels.backward`.
     """
     refuse_tangents(q, k, v)
     package, how = library(q)
@@ -62,7 +63,7 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
 
 
 def in_rows(x):
-    """x, or a copy if its last axis is not contiguous, as `fa2_mma` wants it: the gradient of a sum is one number."""
+    """x, or a copy if its last axis is not contiguous, as `fa2_mma` wants it: dout of out.sum() has strides of 0."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -133,7 +134,7 @@ attention.register_autograd(differentiate, setup_context=save)
 attention_backward.register_autograd(refuse, setup_context=lambda ctx, inputs, output: None)
 
 
-# --- torch.func: what is registered above it cannot use, and asks for a Function with these methods ------------------
+# --- torch.func cannot use what is registered above: it asks for a Function with these methods ---------------------
 
 class Attention(torch.autograd.Function):
     """`attention` for torch.func."""

@@ -24,6 +24,7 @@ myst_enable_extensions = []                                         # in particu
 myst_heading_anchors = 6                                            # links to headings, named as code hosts do
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "none"
+autodoc_inherit_docstrings = False                                  # what torch says of its methods is not ours
 autodoc_preserve_defaults = True                                    # as written, not as Python shows the value
 add_module_names = False
 smartquotes = False

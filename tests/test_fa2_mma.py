@@ -177,6 +177,23 @@ def test_one_place_for_keys_and_values_gives_the_same_bits(options, monkeypatch)
     assert bits[0] == bits[1]
 
 
+@simulated
+@pytest.mark.parametrize("d, Nk, warps, blocks", [(64, 512, 4, 3), (40, 3, 1, 3), (64, 513, 4, 1), (80, 512, 4, 1),
+                                                  (64, 512, 5, 1)])
+def test_short_problems_with_narrow_heads_ask_for_three_blocks_at_once(d, Nk, warps, blocks, monkeypatch):
+    """Of four warps or fewer: the registers of three blocks of eight would not hold a tile."""
+    asked = []
+
+    def stop(*arguments):
+        asked.append(arguments[-1])
+        raise InterruptedError
+
+    monkeypatch.setattr(fa2_mma, "make_forward", stop)
+    with pytest.raises(InterruptedError):
+        solved(problem(d=d, Nk=Nk, Nq=1), warps=warps)
+    assert asked == [blocks]
+
+
 def fixed_buffers(places, monkeypatch):
     """Whatever the head dim, so many tiles of K and V have a place on chip."""
     made_anew = getattr(fa2_mma.make_forward, "__wrapped__", fa2_mma.make_forward)         # no kernel of another time

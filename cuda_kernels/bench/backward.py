@@ -1,8 +1,9 @@
 """The backward pass, as `measure` takes it: the same names as in `forward`.
 
 A call is the backward pass alone. What it needs of a forward pass is computed before, once, by the same peer: out and
-lse, or for torch a graph, which `torch.autograd.grad` leaves as it is (retain_graph) and may walk through again. This
-takes the host longer than a forward pass, since another thread does the walking: fewer calls are asked for at once.
+lse, or for torch a graph, which `torch.autograd.grad` leaves as it is (retain_graph) and may walk through again. It
+keeps the host longer than a forward pass, since another thread walks through the graph: fewer calls are asked for at
+once.
 
 Memory is that of both passes, the graph included: standard attention keeps P from one to the other, and that is what it
 costs. In memory the heads of a token lie side by side, as the products before attention leave them. torch's flash and

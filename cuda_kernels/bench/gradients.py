@@ -28,7 +28,8 @@ def yardsticks(q, k, v, dout, causal):
 def standard(q, k, v, dout, causal, wide, stored):
     """dQ (group, N, d), dK, dV (1, N, d) by standard attention of one group: q, dout (group, N, d), k, v (N, d).
 
-    Summed up in `wide`; P, O, dS and the gradients are kept in `stored`, as in `fa_ref.testing.standard_16bit`.
+    Summed up in `wide`; P, O, dS and the gradients are kept in `stored`, as in `fa_ref.testing.standard_16bit` with
+    round_scores=False.
     """
     q, k, v, dout = (x.to(wide) for x in (q, k, v, dout))
     scale = 1 / math.sqrt(q.shape[2])

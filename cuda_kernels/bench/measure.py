@@ -2,7 +2,7 @@
 
     pass        "forward" or "backward"
     cells       one for each problem and peer: ms (median), spread (the middle half of the rounds, to the median), mb
-                beyond the inputs, error and allowed (see `truth`, `gradients`); or why there is none
+                (MiB) beyond the inputs, error and allowed (see `truth`, `gradients`); or why there is none
     overhead    {peer: microseconds of the host for each call}
     memory      [{N, peer: mb}] of one batch entry: what grows with N
     resources   what a block of each kernel that ran takes of a multiprocessor

@@ -48,7 +48,7 @@ def everything(record):
 
 def times(cases, name, what):
     """One kernel beside torch's backends."""
-    table = tabled("d", "N", "", f"{name}, ms", "TFLOP/s", "MB", "error", *(f"× {peer}" for peer in PEERS),
+    table = tabled("d", "N", "", f"{name}, ms", "TFLOP/s", "MiB", "error", *(f"× {peer}" for peer in PEERS),
                    right=(0, 1, *range(3, 7 + len(PEERS))))
     for case, row in cases.items():
         cell = row.get(name)

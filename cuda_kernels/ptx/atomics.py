@@ -9,7 +9,7 @@ from functools import cache
 
 from cuda_kernels.switch import SIMULATED
 
-FOUR_AT_ONCE = (9, 0)                                   # compute capability
+FOUR_AT_ONCE = (9, 0)                                   # the compute capability from which on one instruction does it
 
 if SIMULATED:
     from cuda_kernels.ptx.warp import aligned, cells
@@ -21,7 +21,7 @@ if SIMULATED:
 
     @cache
     def atomic_add_four(capability):
-        """The function (array, index, x0, x1, x2, x3): array[…, x … x + 3] += x0 … x3, at a multiple of 16 bytes.
+        """The function (array, index, x0, x1, x2, x3): array[…, n … n + 3] += x0 … x3, at a multiple of 16 bytes.
 
         For cards of this compute capability: one instruction, or four.
         """
@@ -53,7 +53,7 @@ else:
 
     @cache
     def atomic_add_four(capability):
-        """The function (array, index, x0, x1, x2, x3): array[…, x … x + 3] += x0 … x3, at a multiple of 16 bytes.
+        """The function (array, index, x0, x1, x2, x3): array[…, n … n + 3] += x0 … x3, at a multiple of 16 bytes.
 
         For cards of this compute capability: one instruction, or four.
         """

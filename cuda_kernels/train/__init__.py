@@ -6,8 +6,8 @@
     python -m cuda_kernels train --device cpu               tiny, on any machine: ours is then the loops of fa_ref
 
 First the speed of a step, for 12 layers with 16,384 random tokens in sequences of N. Then a smaller model learns a text
-of our own, character by character, from the same weights with each attention, and once in float32. The three attentions
-differ in one line, see `attentions`.
+of our own, character by character, from the same weights with each attention, and once in float32. The runs differ in
+one call, see `model` and `attentions`.
 
 Ends with 0 if every target of `targets` that was measured is met, else with 1.
 """

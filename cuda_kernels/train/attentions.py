@@ -1,4 +1,4 @@
-"""The three attentions that a model is trained with. They differ in one line.
+"""The three attentions that a model is trained with: it calls one of them, in one line, and all the rest stays.
 
 Each takes q, k, v (B, H, N, d) of one dtype and returns causal attention (B, H, N, d), with gradients.
 """

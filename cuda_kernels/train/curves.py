@@ -13,7 +13,8 @@ SEED = 1
 
 
 def measured(size, steps, device, step=lambda what: None, attentions=ATTENTIONS):
-    """{"size", "text", "characters", "losses": {name: [of each step]}}; "float32" is one of the names."""
+    """{"size", "text", "characters", "different": how many of them differ, "losses": {name: [of each step]}}; names are
+    those of the attentions, and "float32"."""
     text = data.text(device)
     runs = {name: (attention, True) for name, attention in attentions.items()}
     runs[TRUTH] = attentions["eager"], False

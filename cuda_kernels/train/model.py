@@ -38,7 +38,7 @@ class GPT(nn.Module):
         self.apply(small)
 
     def forward(self, tokens, attention):
-        """The loss of tokens (B, N + 1), int64: how well each of the first N foretells the next one. A scalar."""
+        """The loss of tokens (B, N + 1), int64: the mean cross-entropy, in nats, of each token given those before."""
         seen, wanted = tokens[:, :-1], tokens[:, 1:]
         x = self.token(seen) + self.place(torch.arange(seen.shape[1], device=seen.device))
         for block in self.blocks:

@@ -30,14 +30,14 @@ class Plan(NamedTuple):
     steps: int                                                      # of the curves
 
 
-VOCABULARY = 512                                                    # of random tokens: attention is to be seen
+VOCABULARY = 512                                                    # of random tokens: few, so that attention counts
 WARM_UP, A_TURN = 3, 2                                              # steps that do not count; steps of a turn
 
 
 def plan(device, quick=False, layers=None, hidden=None, seqlens=None, steps=None, tokens=None):
     """The Plan for "cuda" or "cpu", which is tiny; quick is smaller. What is not None replaces a number of it.
 
-    hidden and seqlens are lists, one model each; their first numbers are those of the model that learns a text.
+    hidden and seqlens are lists: a model for each pair. The first of each are those of the model that learns a text.
     ValueError, with the numbers, for sizes that do not fit.
     """
     if device == "cpu":

@@ -20,7 +20,7 @@ from cuda_kernels.train.trainer import Trainer
 
 
 def measured(size, device, rounds, step=lambda what: None):
-    """{"size", "attentions": {name: {"ms" of a step, "spread", "tokens_per_s", "mb" at the peak} or {"why" not}}}."""
+    """{"size", "attentions": {name: {"ms" of a step, "spread", "tokens_per_s", "mb" (MiB, at the peak)} or "why"}}."""
     trainer, tokens = Trainer(size, VOCABULARY, device), data.random(size, VOCABULARY, device)
     found, turns = {}, {}
     for name, attention in ATTENTIONS.items():

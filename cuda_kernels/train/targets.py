@@ -1,12 +1,13 @@
 """What the measurements are held against: pure functions of what `measure.everything` returns.
 
-Two curves in bfloat16 drift apart: a step's rounding errors are in the weights of all steps after it. How far, standard
-attention in bfloat16 shows. So the rule of two errors (`fa_ref.testing.standard_16bit`), over all steps t:
+Two curves in bfloat16 drift apart: a step's rounding errors are in the weights of all steps after it. How far they may,
+standard attention in bfloat16 shows, by the rule of two errors (`fa_ref.testing.standard_16bit`). Each max is over
+steps:
 
     max|ours − truth| ≤ 2 max|eager − truth| + 2 noise / √tokens,    noise = max|bfloat16(truth) − truth|
 
-The last term is small. A token's loss is computed from logits that are rounded to bfloat16, whatever the attention; the
-loss of a step is a mean over its tokens, in which independent errors shrink by √tokens.
+The last term is small. It stands for the rounding of logits to bfloat16, whatever the attention: about as much as that
+of one token's loss. The loss of a step is a mean over its tokens, in which independent errors shrink by √tokens.
 """
 
 import math
