@@ -94,8 +94,9 @@ def make_convert(Br, width, warps, d, dtype):
         i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
         tile = cuda.shared.array(0, storage, 128)
         mine = cuda.local.array(size, types.float32)
-        for e in range(size):                                       # as lanes hold it, four at a time
-            mine[e] = dQ[b, h, i, (e // 4 * T + t) * 4 + e % 4] * scale
+        for e in range(size):
+            place = (e // 4 * T + t) * 4 + e % 4                    # as lanes hold it, four at a time
+            mine[e] = dQ[b, h, i, place] * scale
         for n in range(ROWS // 8):
             for y in range(strips):
                 e, r = (n // 2 * strips + y) * 4 + n % 2 * 2, w % tall * ROWS + n * 8 + lane // 4

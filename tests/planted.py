@@ -181,7 +181,7 @@ def trial(name, kernel, backward=False, deterministic=False):
     error = answer = None
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")                             # inf − inf, of numbers that are wrong
-        patch.setattr(arrays.Simulated, "empty", lambda self, shape, dtype: np.full(shape, np.nan, dtype))
+        patch.setattr(arrays.Simulated, "empty", lambda self, shape, dtype, like=None: np.full(shape, np.nan, dtype))
         try:
             with simulator.audit() as audit:
                 if backward:

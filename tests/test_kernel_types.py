@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 DTYPES = ("float32", "float16", "bfloat16")
 NUMBERED = {"t", "T", "i", "j", "h", "g", "b", "other"}             # threads, blocks and what they are the numbers of
-NO_ROWS = {"b0", "b1", "b2", "b3", "lowest", "highest"}             # pairs of numbers; distances inside one tile
+NO_ROWS = {"b0", "b1", "b2", "b3", "lowest", "highest", "group"}    # pairs of numbers; distances in a tile; Hq / Hkv
 
 
 @pytest.fixture(scope="module")
