@@ -206,11 +206,9 @@ class Torch:
         return x.to(self.device, None if dtype is None else self.dtype(dtype))
 
     def empty(self, shape, dtype, like=None):
-        how = {"dtype": self.dtype(dtype), "device": self.device}
-        if like is not None and token_by_token(like):
-            B, H, N, d = shape
-            return self.torch.empty((B, N, H, d), **how).transpose(1, 2)
-        return self.torch.empty(shape, **how)
+        if like is not None:
+            return empty_as(like, shape, dtype=self.dtype(dtype))
+        return self.torch.empty(shape, dtype=self.dtype(dtype), device=self.device)
 
     def full(self, shape, value, dtype):
         return self.torch.full(shape, value, dtype=self.dtype(dtype), device=self.device)
@@ -247,6 +245,12 @@ def check_rows(kernel, **arrays):
 def token_by_token(x):
     """Do heads of a tensor (B, H, N, d) lie inside tokens, as a linear layer leaves them, not tokens inside heads?"""
     return x.stride(1) < x.stride(2)
+
+
+def empty_as(x, shape, **how):
+    """An empty tensor (B, H, N, d) on the device of x, in memory token by token if x is; how: as for `new_empty`."""
+    B, H, N, d = shape
+    return x.new_empty((B, N, H, d), **how).transpose(1, 2) if token_by_token(x) else x.new_empty(shape, **how)
 
 
 def in_chunks(x, nbytes):

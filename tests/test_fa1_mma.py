@@ -3,45 +3,21 @@
 They run in the simulator, and on the GPU where FA_REF_CUDA=gpu.
 """
 
-import re
-from types import ModuleType
+from functools import partial
 
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
 import cuda_kernels
+import tensor_core_problems
 from cuda_kernels import fa1_mma, launch, registered
-from fa_ref.testing import Problem, oracle
 from fa_ref.testing.properties import PROPERTIES
 from fa_ref.testing.running import try_property
-from fa_ref.testing.standard_16bit import two_errors
-from test_kernels import judge, solve
+from tensor_core_problems import dtypes, faulty, problem, simulated, slow
+from test_kernels import judge
 
-DTYPES = {"float16": np.float16, "bfloat16": bfloat16}
-dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-simulated = pytest.mark.skipif(not cuda_kernels.SIMULATED, reason="about the simulator; kernels run on a GPU here")
-slow = pytest.mark.slow
-
-
-def problem(dtype=np.float16, Nq=32, Nk=32, d=64, heads=(1, 1), seed=0, **options):
-    rng = np.random.default_rng([seed, Nq, Nk, d])
-    shapes = (heads[0], Nq), (heads[1], Nk), (heads[1], Nk)
-    return Problem(*(rng.standard_normal((1, *shape, d)).astype(dtype) for shape in shapes), **options)
-
-
-def solved(p, warps=1, Br=None, Bc=None):
-    """The answer of the kernel to a problem, with these tiles."""
-    return solve(p.replace(block_q=Br, block_k=Bc), kernel="fa1_mma", threads=32 * warps)
-
-
-def holds(p, **how):
-    """Within the bound of every element, and the rule of two errors as well."""
-    result = solved(p, **how)
-    judge(p, result)
-    verdict = two_errors(result, oracle.solve(p), p, round_scores=False)["out"]
-    assert verdict.ok, verdict
-    return result
+solved, holds = (partial(function, "fa1_mma") for function in (tensor_core_problems.solved, tensor_core_problems.holds))
 
 
 @dtypes
@@ -173,7 +149,7 @@ def must_not_launch(*arguments, **how):
 @pytest.mark.parametrize("kernel", ["fa1_mma", "fa2_mma"])
 def test_bad_input_of_both_is_refused_before_anything_runs(kernel, monkeypatch):
     """The kernels that take it are named; else the numbers that do not fit."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     monkeypatch.setattr(launch.Call, "launch", must_not_launch)
     x = np.zeros((1, 2, 4, 8), np.float16)
     single, wide = x.astype(np.float32), np.zeros((1, 1, 4, 257), np.float16)
@@ -267,15 +243,6 @@ WRONG_NUMBERS = {
 }
 
 
-def altered(pattern, instead):
-    """A copy of the kernel's module with this in it."""
-    text, count = re.subn(pattern, instead, open(fa1_mma.__file__, encoding="utf-8").read())
-    assert count >= 1, pattern
-    copy = ModuleType(fa1_mma.__name__)
-    exec(compile(text, fa1_mma.__file__, "exec"), vars(copy))
-    return copy
-
-
 def fails(warps):
     """The error, or None, on the problem on which faults are looked for."""
     Nq, Nk = {1: (44, 27), 2: (40, 23)}[warps]                      # tiles of 16 × 16: 3 × 2; of 16 × 32: 3 × 1
@@ -295,7 +262,7 @@ def fails(warps):
 def test_an_audit_notices_disorder(fault, monkeypatch):
     from cuda_kernels import simulator
 
-    monkeypatch.setitem(cuda_kernels.KERNELS, "fa1_mma", altered(*DISORDER[fault]))
+    monkeypatch.setitem(cuda_kernels.KERNELS, "fa1_mma", faulty(fa1_mma, *DISORDER[fault]))
     with simulator.audit() as audit:
         fails(warps=2)
     assert audit.findings
@@ -305,7 +272,7 @@ def test_an_audit_notices_disorder(fault, monkeypatch):
 @slow
 @pytest.mark.parametrize("fault", OF_SEVERAL_WARPS | WRONG_NUMBERS)
 def test_wrong_numbers_are_noticed(fault, monkeypatch):
-    monkeypatch.setitem(cuda_kernels.KERNELS, "fa1_mma", altered(*(OF_SEVERAL_WARPS | WRONG_NUMBERS)[fault]))
+    monkeypatch.setitem(cuda_kernels.KERNELS, "fa1_mma", faulty(fa1_mma, *(OF_SEVERAL_WARPS | WRONG_NUMBERS)[fault]))
     assert fails(warps=2 if fault in OF_SEVERAL_WARPS else 1)
 
 
@@ -313,13 +280,9 @@ def test_wrong_numbers_are_noticed(fault, monkeypatch):
 def test_tiles_written_plain_and_read_swizzled_are_noticed(monkeypatch):
     from cuda_kernels import swizzled
 
-    text, count = re.subn(r"(copy_async\(tile, at \+) cell\(r, c\)", r"\1 r * D + c * 8",
-                          open(swizzled.__file__, encoding="utf-8").read())
-    assert count >= 1
-    copy = ModuleType(swizzled.__name__)
-    exec(compile(text, swizzled.__file__, "exec"), vars(copy))
+    copy = faulty(swizzled, r"(copy_async\(tile, at \+) cell\(r, c\)", r"\1 r * D + c * 8")
     monkeypatch.setattr(swizzled, "functions", copy.functions)
-    monkeypatch.setitem(cuda_kernels.KERNELS, "fa1_mma", altered("^", ""))     # its own kernels, made anew
+    monkeypatch.setitem(cuda_kernels.KERNELS, "fa1_mma", faulty(fa1_mma, "^", ""))     # its own kernels, made anew
     assert fails(warps=1)
 
 

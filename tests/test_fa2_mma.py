@@ -3,45 +3,22 @@
 They run in the simulator, and on the GPU where FA_REF_CUDA=gpu.
 """
 
-import re
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
 import cuda_kernels
+import tensor_core_problems
 from cuda_kernels import fa2_mma, registered
-from fa_ref.testing import Problem, oracle
 from fa_ref.testing.properties import PROPERTIES
 from fa_ref.testing.running import try_property
-from fa_ref.testing.standard_16bit import two_errors
-from test_kernels import judge, solve
+from tensor_core_problems import dtypes, faulty, problem, simulated, slow
+from test_kernels import judge
 
-DTYPES = {"float16": np.float16, "bfloat16": bfloat16}
-dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-simulated = pytest.mark.skipif(not cuda_kernels.SIMULATED, reason="about the simulator; kernels run on a GPU here")
-slow = pytest.mark.slow
-
-
-def problem(dtype=np.float16, Nq=32, Nk=32, d=64, heads=(1, 1), seed=0, **options):
-    rng = np.random.default_rng([seed, Nq, Nk, d])
-    shapes = (heads[0], Nq), (heads[1], Nk), (heads[1], Nk)
-    return Problem(*(rng.standard_normal((1, *shape, d)).astype(dtype) for shape in shapes), **options)
-
-
-def solved(p, warps=1, Br=None, Bc=None):
-    """The answer of the kernel to a problem, with these tiles."""
-    return solve(p.replace(block_q=Br, block_k=Bc), kernel="fa2_mma", threads=32 * warps)
-
-
-def holds(p, **how):
-    """Within the bound of every element, and the rule of two errors as well."""
-    result = solved(p, **how)
-    judge(p, result)
-    verdict = two_errors(result, oracle.solve(p), p, round_scores=False)["out"]
-    assert verdict.ok, verdict
-    return result
+solved, holds = (partial(function, "fa2_mma") for function in (tensor_core_problems.solved, tensor_core_problems.holds))
 
 
 @dtypes
@@ -309,16 +286,10 @@ def planted(where):
 @pytest.mark.parametrize("fault", DISORDER | ONE_PLACE | WRONG_NUMBERS)
 def test_a_planted_fault_is_noticed(fault, monkeypatch):
     """By an audit where it is about order; else, or as well, by the numbers."""
-    from types import ModuleType
-
     from cuda_kernels import simulator, swizzled
 
     where, pattern, instead = (DISORDER | ONE_PLACE | WRONG_NUMBERS)[fault]
-    original = {"fa2_mma": fa2_mma, "swizzled": swizzled}[where]
-    text, count = re.subn(pattern, instead, open(original.__file__, encoding="utf-8").read())
-    assert count >= 1
-    copy = ModuleType(original.__name__)
-    exec(compile(text, original.__file__, "exec"), vars(copy))
+    copy = faulty({"fa2_mma": fa2_mma, "swizzled": swizzled}[where], pattern, instead)
     if where == "swizzled":
         monkeypatch.setattr(swizzled, "functions", copy.functions)
         fa2_mma.make_forward.cache_clear()

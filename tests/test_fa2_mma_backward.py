@@ -3,10 +3,8 @@
 They run in the simulator, and on the GPU where FA_REF_CUDA=gpu.
 """
 
-import re
 import time
 from functools import cache
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,7 +15,8 @@ from cuda_kernels import fa2_mma, fa2_mma_backward, fa2_mma_dq, fa2_mma_rows, la
 from fa_ref.inputs import Sizes, check_options
 from fa_ref.testing import Result, oracle
 from fa_ref.testing.standard_16bit import two_errors
-from test_fa2_mma import OPTIONS, dtypes, problem, simulated, slow
+from tensor_core_problems import dtypes, faulty, problem, simulated, slow
+from test_fa2_mma import OPTIONS
 from test_kernels import judge
 from test_steps import CUDA, NUMPY, SHAPE, STEP
 
@@ -259,11 +258,7 @@ def test_a_planted_fault_is_noticed(fault, monkeypatch):
     from cuda_kernels import simulator
 
     where, pattern, instead = (DISORDER | WRONG_NUMBERS)[fault]
-    original = MODULES[where]
-    text, count = re.subn(f"(?m){pattern}", instead, open(original.__file__, encoding="utf-8").read())
-    assert count >= 1
-    copy = ModuleType(original.__name__)
-    exec(compile(text, original.__file__, "exec"), vars(copy))
+    copy = faulty(MODULES[where], f"(?m){pattern}", instead)
     if where == "fa2_mma_backward":
         monkeypatch.setattr(fa2_mma, "backward", copy.backward)
     elif where == "fa2_mma_dq":

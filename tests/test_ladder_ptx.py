@@ -5,11 +5,10 @@ are in the end, only the card's own assembler knows: `python -m cuda_kernels lad
 """
 
 import json
-import sys
 
 import pytest
 
-from test_ptx_types import MISSING, facts_from, facts_of
+from test_ptx_types import compiler, facts_from, facts_of
 
 pytestmark = pytest.mark.slow
 NAMES = [f"r{n}" for n in range(9)]
@@ -46,20 +45,7 @@ def test_copies_and_products(compiled):
 
 def main():
     """Compile every rung for compute capability 9.0, bfloat16; print the facts as JSON."""
-    import types as python_types
-
-    try:
-        import numba.cuda.dispatcher
-        from cuda.bindings import nvrtc
-        from numba import cuda
-        from numba.cuda import types
-        from numba.cuda.cudadrv import nvvm
-        nvvm.NVVM()
-        nvrtc.nvrtcVersion()
-    except Exception as error:                                      # no numba, no NVVM, no libdevice, no NVRTC
-        print(f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}")
-        sys.exit(MISSING)
-    numba.cuda.dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=(9, 0))
+    cuda, types = compiler()
 
     import numpy as np
     from ml_dtypes import bfloat16

@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
-import torch
 from ml_dtypes import bfloat16
 
 import cuda_kernels
@@ -471,8 +470,18 @@ def test_a_kernel_is_made_once():
     assert fa2.make_forward.cache_info().misses == 4
 
 
+def test_results_lie_in_memory_as_their_arguments_do():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    x = torch.zeros(2, 3, 4, 8, dtype=torch.float16)
+    by_token = torch.zeros(2, 4, 3, 8).transpose(1, 2)
+    assert arrays.empty_as(x, (2, 3, 4, 5), dtype=torch.float32).is_contiguous()
+    found = arrays.empty_as(by_token, (2, 3, 4, 5), dtype=torch.float16)
+    assert found.shape == (2, 3, 4, 5) and found.dtype == torch.float16 and found.transpose(1, 2).is_contiguous()
+
+
 def test_rows_on_a_device_must_lie_side_by_side(monkeypatch):
     """Only kernels on tensor cores ask, of every array that they copy by rows; one channel has no neighbour."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     x, asked = torch.zeros(1, 2, 4, 8), []
     monkeypatch.setattr(arrays, "on_device", lambda name, x: True)
     arrays.check_rows("fa2_mma", q=x, k=x.transpose(1, 2), v=x[..., :1], dlse=None)

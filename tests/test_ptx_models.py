@@ -12,6 +12,7 @@ from numba.cuda import types
 
 import cuda_kernels
 from cuda_kernels import ptx
+from gpu_instructions import products
 
 WORDS = {"float16": np.float16, "bfloat16": bfloat16}
 both = pytest.mark.parametrize("name", WORDS)
@@ -77,21 +78,6 @@ def test_powers_of_two():
 
 
 # --- matrices -------------------------------------------------------------------------------------------------
-
-@cuda.jit
-def products(a, b, c, d16, dbf):
-    """One product of each kind by one warp: a (32, 4), b (32, 2) pairs, c (32, 4) float32."""
-    t = cuda.threadIdx.x
-    acc = cuda.local.array(8, float32)
-    for n in range(4):
-        acc[n] = c[t, n]
-        acc[n + 4] = c[t, n]
-    multiply_f16(acc, 0, (a[t, 0], a[t, 1], a[t, 2], a[t, 3]), (b[t, 0], b[t, 1]))
-    multiply_bf16(acc, 4, (a[t, 0], a[t, 1], a[t, 2], a[t, 3]), (b[t, 0], b[t, 1]))
-    for n in range(4):
-        d16[t, n] = acc[n]
-        dbf[t, n] = acc[n + 4]
-
 
 def fragments(A, B, C):
     """What 32 lanes hold of A (16, 16), B (16, 8) of 16 bits and C (16, 8), after the figures of the PTX ISA."""

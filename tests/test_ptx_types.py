@@ -119,12 +119,11 @@ def test_16_bit_storage(compiled):
 
 # --- the program ----------------------------------------------------------------------------------------------
 
-def main():
-    """Compile everything for compute capability 9.0; print the facts as JSON."""
+def compiler():
+    """(numba.cuda, its types) where there may be no GPU; ends the program where one cannot compile either."""
     import types as python_types
 
     try:
-        import numba
         import numba.cuda.dispatcher
         from cuda.bindings import nvrtc
         from numba import cuda
@@ -138,7 +137,14 @@ def main():
 
     # device functions ask for the current device while they are compiled; there may be none
     numba.cuda.dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=(9, 0))
+    return cuda, types
 
+
+def main():
+    """Compile everything for compute capability 9.0; print the facts as JSON."""
+    cuda, types = compiler()
+
+    import numba
     import numpy as np
     from ml_dtypes import bfloat16
 

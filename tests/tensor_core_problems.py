@@ -1,0 +1,50 @@
+"""What the tests of kernels on tensor cores share: small problems, both 16-bit dtypes, how an answer is judged, and a
+module with a fault planted in it.
+"""
+
+import re
+from types import ModuleType
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+import cuda_kernels
+from fa_ref.testing import Problem, oracle
+from fa_ref.testing.standard_16bit import two_errors
+from test_kernels import judge, solve
+
+DTYPES = {"float16": np.float16, "bfloat16": bfloat16}
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+simulated = pytest.mark.skipif(not cuda_kernels.SIMULATED, reason="about the simulator; kernels run on a GPU here")
+slow = pytest.mark.slow
+
+
+def problem(dtype=np.float16, Nq=32, Nk=32, d=64, heads=(1, 1), seed=0, **options):
+    rng = np.random.default_rng([seed, Nq, Nk, d])
+    shapes = (heads[0], Nq), (heads[1], Nk), (heads[1], Nk)
+    return Problem(*(rng.standard_normal((1, *shape, d)).astype(dtype) for shape in shapes), **options)
+
+
+def solved(kernel, p, warps=1, Br=None, Bc=None):
+    """The answer of the kernel to a problem, with these tiles."""
+    return solve(p.replace(block_q=Br, block_k=Bc), kernel=kernel, threads=32 * warps)
+
+
+def holds(kernel, p, **how):
+    """Within the bound of every element, and the rule of two errors as well."""
+    result = solved(kernel, p, **how)
+    judge(p, result)
+    verdict = two_errors(result, oracle.solve(p), p, round_scores=False)["out"]
+    assert verdict.ok, verdict
+    return result
+
+
+def faulty(original, pattern, instead):
+    """A copy of a module in which `instead` stands for all that the pattern finds, which must be something."""
+    with open(original.__file__, encoding="utf-8") as file:
+        text, count = re.subn(pattern, instead, file.read())
+    assert count >= 1
+    copy = ModuleType(original.__name__)
+    exec(compile(text, original.__file__, "exec"), vars(copy))
+    return copy
