@@ -228,9 +228,10 @@ class Torch:
 
 def check_rows(kernel, **arrays):
     """ValueError for arrays on the device whose last axis does not lie side by side: a kernel that copies whole rows
-    would have to pick numbers one by one. (Arrays of the host are copied anyway.) None stands for no array."""
+    would have to pick numbers one by one. (Arrays of the host are copied anyway.) None stands for no array; one without
+    elements may have any strides, and 0 is what NumPy gives it."""
     for name, x in arrays.items():
-        if x is None or not on_device(name, x):
+        if x is None or not on_device(name, x) or 0 in x.shape:
             continue
         if inputs.is_torch(x):
             length, step = x.shape[-1], x.stride(-1)

@@ -4,7 +4,8 @@ The steps are those of `fa2.py`, and rows are shared out as in `fa2_warps.py`. W
 (`ptx.mma`), so the elements of scores, P and acc lie where that instruction wants them, in registers, spread over the
 lanes (`ptx/matrices.py`). A row belongs to four lanes, a quad: of every 8 of its scores each lane has two side by side.
 
-    grid        (Tr, Hq, B)
+    grid        (Tr · Hq, B): a tile of all heads, then the next tile; so that with causal the longest tiles of all
+                heads of a batch come first, and short ones are left to fill up the end
     block       1 to 8 warps; warp w has the rows w·R … w·R + R − 1 of the tile, R = 16 or 32: one or two slabs of 16
     lanes       of each slab the rows lane // 4 and lane // 4 + 8; of every 8 keys or channels the two from lane % 4 · 2
     on chip     shared by the warps: Qi, and places for one or two Kj and Vj; a lane's own, in registers: S, P, acc, m,
@@ -80,10 +81,10 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
     def forward(Q, K, V, O, L, scale, left, right, group):
         t = cuda.threadIdx.x & 1023                                 # & tells the compiler: it is not negative
         w, lane = t // WARP, t % WARP
-        i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        Nq, Nk = Q.shape[2], K.shape[2]
+        Hq, Nq, Nk = Q.shape[1], Q.shape[2], K.shape[2]
+        i, h, b = cuda.blockIdx.x // Hq, cuda.blockIdx.x % Hq, cuda.blockIdx.y
         if right < Nk:
-            i = cuda.gridDim.x - 1 - i                              # the longest work first: late queries see more
+            i = (Nq + Br - 1) // Br - 1 - i                         # the longest work first: late queries see more
         g = h // group                                              # the KV head of query head h
         offset = Nk - Nq
         row0 = i * Br                                               # first query of the tile
@@ -250,6 +251,6 @@ def forward(call, Q, K, V):
     warps = call.threads // WARP
     blocks = 3 if padded(d) <= FEW_CHANNELS and Nk <= FEW_KEYS and warps <= 4 else 1
     kernel = make_forward(call.Br // warps, warps, call.Bc, d, call.dtype, bool(scale > 0), aligned, blocks)
-    call.launch(kernel, (call.Tr, Hq, B), Q, K, V, O, L, scale * LOG2_E, left, right, np.int32(Hq // Hkv),
+    call.launch(kernel, (call.Tr * Hq, B), Q, K, V, O, L, scale * LOG2_E, left, right, np.int32(Hq // Hkv),
                 shared=shared_bytes(call.Br, call.Bc, d, dv, 2))
     return O, L

@@ -4,8 +4,8 @@ The steps are those of `fa2_backward.py`, in another order: dP (9) before P (7),
 then end behind other work, the scale (11) last. (1) and (2), and the rounding of dQ, are kernels of their own in
 `fa2_mma_rows.py`. Between them, one block per tile of keys:
 
-    grid        (Tc, Hkv, B): a block owns a tile of keys and meets the queries of all heads of its group, so nobody
-                else adds to its dK and dV
+    grid        (Tc · Hkv, B): a block owns a tile of keys and meets the queries of all heads of its group, so nobody
+                else adds to its dK and dV; with causal the longest tiles of all heads of a batch come first
     block       8 warps, or 4, 2 or 1 if so many cannot share the tiles: see plan_backward in `tensor_cores.py`
     on chip     shared by the warps: Kj and Vj, Qi and dOi twice, Pij, dSij (see shared_bytes); a lane's own, in
                 registers: its parts of S, dP, dQi, and of dKj and dVj, which stay
@@ -81,14 +81,15 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
     def backward(dO, Q, K, V, L2, D, dQ, dK, dV, scale, scale_log2, left, right, group):
         t = cuda.threadIdx.x & 1023                                 # & tells the compiler: t is not negative; copies
         w, lane = cuda.threadIdx.x // WARP, cuda.threadIdx.x % WARP     # are faster with it, products without it
-        j, g, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        Nq, Nk = Q.shape[2], K.shape[2]
+        Hkv, Nq, Nk = K.shape[1], Q.shape[2], K.shape[2]
+        j, g, b = cuda.blockIdx.x // Hkv, cuda.blockIdx.x % Hkv, cuda.blockIdx.y
         offset = Nk - Nq
         col0 = j * Bc
+        seen = max(0, offset - left)                                # the first key that some query sees
         tile = cuda.shared.array(0, storage, 128)                   # Kj, Vj, Qi twice, dOi twice, Pij, dSij
         # (3) load Kj, Vj
-        load(tile, 0, Bc, K, b, g, col0, 0, Nk, t)
-        load(tile, V_at, Bc, V, b, g, col0, 0, Nk, t)
+        load(tile, 0, Bc, K, b, g, col0, seen, Nk, t)
+        load(tile, V_at, Bc, V, b, g, col0, seen, Nk, t)
 
         low = max(0, col0 - right - offset)                         # the queries that see some key of the tile:
         high = min(Nq, min(col0 + Bc, Nk) + left - offset)          # low … high − 1
@@ -216,12 +217,12 @@ def backward(call, dO, Q, K, V, O, L, dL, deterministic):
     call.launch(make_preprocess(Br, warps, d, size, call.dtype, aligned), over_queries, dO, O, L, dL, L2, D, sums,
                 shared=4 * Br * padded(d))
     kernel = make_backward(Br, Bc, warps, d, call.dtype, positive, aligned, deterministic, call.card.capability)
-    call.launch(kernel, (call.Tc, Hkv, B), dO, Q, K, V, L2, D, sums, dK, dV, *rule, np.int32(Hq // Hkv),
+    call.launch(kernel, (call.Tc * Hkv, B), dO, Q, K, V, L2, D, sums, dK, dV, *rule, np.int32(Hq // Hkv),
                 shared=shared_bytes(Br, Bc, d, warps))
     if deterministic:
-        rows = fa2_mma_dq.rows_of(d) * warps
-        call.launch(fa2_mma_dq.make_dq(warps, d, call.dtype, positive, aligned), (-(-Nq // rows), Hq, B),
-                    dO, Q, K, V, L2, D, dQ, *rule, shared=fa2_mma_dq.shared_bytes(d, warps))
+        R = fa2_mma_dq.rows_of(d, Nq, warps)
+        call.launch(fa2_mma_dq.make_dq(R, warps, d, call.dtype, positive, aligned), (-(-Nq // (R * warps)) * Hq, B),
+                    dO, Q, K, V, L2, D, dQ, *rule, shared=fa2_mma_dq.shared_bytes(R, d, warps))
     else:
         call.launch(make_convert(Br, width, warps, d, call.dtype), over_queries, sums, dQ, scale, shared=2 * Br * width)
     return dQ, dK, dV

@@ -3,9 +3,9 @@
 `fa2_mma_backward.py` with the loops swapped, and rows shared out as in `fa2_mma.py`: a warp has rows of the tile of
 queries, so dQ of it is added up in registers, in one order, and dS is a left factor as it lies.
 
-    grid        (queries / Br, Hq, B)
-    block       the warps of the other kernels, 8 as a rule; warp w has the rows w·R … w·R + R − 1, R = 32, or 16 for
-                d > 128
+    grid        (queries / Br · Hq, B): the longest tiles of all heads first
+    block       the warps of the other kernels, 8 as a rule; warp w has the rows w·R … w·R + R − 1, R = 32; or 16
+                for d > 128, and for few queries
     on chip     Qi, dOi, and Kj, Vj twice; in registers S, dP, dS, dQi
     barriers    1 per tile of keys: the tile is there, and everybody is done with the one before
     in memory   dQ is written once, scaled, in the storage dtype
@@ -26,22 +26,23 @@ from cuda_kernels.swizzled import PRODUCT, padded
 KEYS = 32                                                           # of a tile
 
 
-def rows_of(d):
-    """R, the rows of a warp."""
-    return 32 if padded(d) <= 128 else 16
+def rows_of(d, Nq, warps):
+    """R, the rows of a warp: 32 where registers have room for so many, unless 16 are enough for all queries."""
+    return 32 if padded(d) <= 128 and Nq > 16 * warps else 16
 
 
-def shared_bytes(d, warps):
+def shared_bytes(R, d, warps):
     """Bytes of shared memory of a block: Qi, dOi, and Kj, Vj twice."""
-    return 2 * padded(d) * (2 * rows_of(d) * warps + 4 * KEYS)
+    return 2 * padded(d) * (2 * R * warps + 4 * KEYS)
 
 
 @cache
-def make_dq(warps, d, dtype, positive, aligned):
-    """The kernel of dQ. Arguments as in `fa2_mma_backward.make_backward`, dQ (B, Hq, Nq, d) in the storage dtype."""
+def make_dq(R, warps, d, dtype, positive, aligned):
+    """The kernel of dQ, for R rows of each warp. Arguments as in `fa2_mma_backward.make_backward`, dQ (B, Hq, Nq, d) in
+    the storage dtype."""
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, pair, multiply = numba.from_dtype(arrays.word_dtype(dtype)), ptx.pair(dtype), ptx.mma(dtype)
-    R, Bc, width = rows_of(d), KEYS, padded(d)
+    Bc, width = KEYS, padded(d)
     Br, rows = R * warps, R // 8                                    # rows: of a lane
     cell, further, load, store = swizzled.functions(d, warps, narrow, aligned)
     part = part_of(Br, Bc, warps, R)
@@ -54,11 +55,11 @@ def make_dq(warps, d, dtype, positive, aligned):
     def dq(dO, Q, K, V, L2, D, dQ, scale, scale_log2, left, right):
         t = cuda.threadIdx.x
         w, lane = t // WARP, t % WARP
-        i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        Nq, Nk = Q.shape[2], K.shape[2]
+        Hq, Nq, Nk = Q.shape[1], Q.shape[2], K.shape[2]
+        i, h, b = cuda.blockIdx.x // Hq, cuda.blockIdx.x % Hq, cuda.blockIdx.y
         if right < Nk:
-            i = cuda.gridDim.x - 1 - i                              # the longest work first: late queries see more
-        g = h // (Q.shape[1] // K.shape[1])
+            i = (Nq + Br - 1) // Br - 1 - i                         # the longest work first: late queries see more
+        g = h // (Hq // K.shape[1])
         offset = Nk - Nq
         row0 = i * Br
         br = min(Br, Nq - row0)

@@ -4,7 +4,8 @@
 up, once, and brings it from the order of registers into rows.
 
     grid        (Tr, Hq, B), both
-    on chip     before, tiles of O and dO, whose rows a warp adds up by shuffles; after, a tile of dQ
+    on chip     before, tiles of O and dO: a lane adds up 8 channels, the lanes of a row meet by shuffles; after, a tile
+                of dQ
     barriers    1 per block: the tiles are there
 """
 
@@ -22,55 +23,54 @@ from cuda_kernels.swizzled import CHUNK, padded
 
 LOG2_E = np.float32(1 / np.log(2))
 PLUS_INF = np.float32(np.inf)
-AT_ONCE = 4                                                         # rows that a warp adds up side by side
 
 
 @cache
 def make_preprocess(Br, warps, d, size, dtype, aligned):
-    """The kernel that comes before, on the grid (Tr, Hq, B): a warp does AT_ONCE rows at a time.
+    """The kernel that comes before, on the grid (Tr, Hq, B).
 
     dO, O (B, Hq, Nq, d) in the storage dtype, L, dL (B, Hq, Nq) float32; it writes L2 = L·log₂e and D, both (B, Hq,
     Tr·Br) float32, and dQ (B, Hq, Tr, size) float32, size 0 if `fa2_mma_dq.py` computes it. aligned: may dO and O be
     read 16 bytes at a time?
     """
-    wide, zero, _, minus_inf, widen, narrow, _ = numbers(dtype)
+    _, zero, _, minus_inf, widen, narrow, _ = numbers(dtype)
     storage, width, T = numba.from_dtype(arrays.word_dtype(dtype)), padded(d), warps * WARP
     cell, _, load, _ = swizzled.functions(d, warps, narrow, aligned)
+    chunks = width // CHUNK                                         # of a row: a lane for each …
+    halvings = (chunks - 1).bit_length()
+    lanes = 2**halvings                                             # … and some idle ones, if they are not 2, 4, 8 …
 
     @cuda.jit(launch_bounds=T)
     def preprocess(dO, O, L, dL, L2, D, dQ):
         t = cuda.threadIdx.x & 1023
-        w, lane = t // WARP, t % WARP
         i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
         Nq = O.shape[2]
         tile = cuda.shared.array(0, storage, 128)                   # Oi, dOi: zeros past their ends
-        total = cuda.local.array(AT_ONCE, wide)
         load(tile, 0, Br, O, b, h, i * Br, 0, Nq, t)
         load(tile, Br * width, Br, dO, b, h, i * Br, 0, Nq, t)
         ptx.commit_copies()
         # (1) dQ = 0, in memory
-        for e in range(t, size, T):
-            dQ[b, h, i, e] = zero
+        for e in range(4 * t, size, 4 * T):
+            ptx.store_four(dQ, (b, h, i, e), zero, zero, zero, zero)
         ptx.wait_copies(0)
-        cuda.syncthreads()                                          # Oi, dOi are there
+        cuda.syncthreads()                                          # Oi, dOi are there, also what others have copied
         # (2) D = rowsum(dO ∘ O) − dL
-        for r0 in range(w * AT_ONCE, Br, warps * AT_ONCE):
-            for n in range(AT_ONCE):
-                total[n] = zero
-                for x0 in range(0, width, WARP):
-                    x = x0 + lane
-                    if width % WARP == 0 or x < width:
-                        at = cell(r0 + n, x // CHUNK) + x % CHUNK
-                        o, do = widen(tile[at]), widen(tile[Br * width + at])
-                        total[n] += do * o if o != zero else zero   # a row that sees no key has o = 0 and any dO
-            for n in range(AT_ONCE):
-                row = i * Br + r0 + n
-                for step in (16, 8, 4, 2, 1):
-                    total[n] += cuda.shfl_xor_sync(ALL, total[n], step)
-                if lane == 0:
-                    l = L[b, h, row] if row < Nq else minus_inf
-                    D[b, h, row] = total[n] - dL[b, h, row] if row < Nq else zero
-                    L2[b, h, row] = l * LOG2_E if l != minus_inf else PLUS_INF
+        r0, c = t // lanes, t % lanes
+        for n in range((Br * lanes + T - 1) // T):
+            r = n * (T // lanes) + r0
+            total = zero
+            if r < Br and c < chunks:
+                Os, dOs = ptx.load_chunk(tile, cell(r, c)), ptx.load_chunk(tile, Br * width + cell(r, c))
+                for x in range(CHUNK):
+                    o, do = widen(Os[x]), widen(dOs[x])
+                    total += do * o if o != zero else zero          # a row that sees no key has o = 0 and any dO
+            for m in range(halvings):
+                total += cuda.shfl_xor_sync(ALL, total, 1 << m)
+            if r < Br and c == 0:
+                row = i * Br + r
+                l = L[b, h, row] if row < Nq else minus_inf
+                D[b, h, row] = total - dL[b, h, row] if row < Nq else zero
+                L2[b, h, row] = l * LOG2_E if l != minus_inf else PLUS_INF
 
     return preprocess
 

@@ -38,7 +38,8 @@ def instruction(name, device):
         maker = device[node.func.id]
         values = {parameter.arg: argument.value for parameter, argument in zip(maker.args.args, node.args, strict=True)}
         node = maker
-    texts = (text_of(part, values) for part in ast.walk(node) if isinstance(part, ast.Constant | ast.JoinedStr))
+    parts = (device.get(part.id) if isinstance(part, ast.Name) else part for part in ast.walk(node))
+    texts = (text_of(part, values) for part in parts if isinstance(part, ast.Constant | ast.JoinedStr))
     return next((found[0] for text in texts if (found := ASSEMBLY.match(text))), None)
 
 

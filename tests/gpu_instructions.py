@@ -177,7 +177,7 @@ def loaded(which):
 # --- copies ---------------------------------------------------------------------------------------------------
 
 @cuda.jit
-def copies(x, first, out, pairs, words, chunks):
+def copies(x, first, out, whole, pairs, words, chunks):
     """Row t of x (32, 8) by thread t, of which t % 9 numbers; in two groups; read by the neighbour, and stored."""
     t = cuda.threadIdx.x
     tile = cuda.shared.array(0, types.uint16, 128)
@@ -190,19 +190,22 @@ def copies(x, first, out, pairs, words, chunks):
         first[t, y] = tile[t * 8 + y]
     ptx.wait_copies(0)
     cuda.syncthreads()
+    numbers = ptx.load_chunk(tile, 256 + (t + 2) % 32 * 8)
     for y in range(8):
         out[t, y] = tile[256 + (t + 1) % 32 * 8 + y]
+        whole[t, y] = numbers[y]
     ptx.store_pair(pairs, (t // 4, t % 4 * 2), words[t])
     ptx.store_chunk(chunks, (t, 8), tile, 256 + 8 * (31 - t))
 
 
 def copied():
-    """(x, words, what the kernel left: first, out, pairs, chunks)."""
+    """(x, words, what the kernel left: first, out, whole, pairs, chunks)."""
     rng = np.random.default_rng(6)
     x, words = rng.integers(0, 2**16, (WARP, 8), np.uint16), rng.integers(0, 2**32, WARP, np.uint32)
-    first, out, pairs, chunks = (np.zeros(shape, np.uint16) for shape in ((32, 8), (32, 8), (8, 8), (32, 24)))
-    copies[1, WARP, 0, 1024](x, first, out, pairs, words, chunks)
-    return x, words, first, out, pairs, chunks
+    shapes = (32, 8), (32, 8), (32, 8), (8, 8), (32, 24)
+    first, out, whole, pairs, chunks = (np.zeros(shape, np.uint16) for shape in shapes)
+    copies[1, WARP, 0, 1024](x, first, out, whole, pairs, words, chunks)
+    return x, words, first, out, whole, pairs, chunks
 
 
 def copy_async(count):
@@ -217,8 +220,14 @@ def wait_copies(count):
     same(out, np.roll(x[::-1], -1, 0))
 
 
+def load_chunk(count):
+    """The eight numbers, in their order."""
+    x, _, _, _, whole, *_ = copied()
+    same(whole, np.roll(x[::-1], -2, 0))
+
+
 def store_pair(count):
-    _, words, _, _, pairs, _ = copied()
+    _, words, *_, pairs, _ = copied()
     same(pairs.ravel(), words.view(np.uint16))
 
 
@@ -226,6 +235,20 @@ def store_chunk(count):
     """The chunk, and nothing beside it."""
     x, *_, chunks = copied()
     same(chunks, np.concatenate([np.zeros((32, 8), "u2"), x, np.zeros((32, 8), "u2")], 1))
+
+
+@cuda.jit
+def four_stored(out, x):
+    t = cuda.threadIdx.x
+    ptx.store_four(out, (t, 4), x[t], -x[t], np.float32(0), np.float32(t))
+
+
+def store_four(count):
+    """The four numbers, and nothing beside them."""
+    x, out = np.random.default_rng(9).standard_normal(WARP).astype(np.float32), np.ones((WARP, 12), np.float32)
+    four_stored[1, WARP](out, x)
+    same(out[:, 4:8], np.stack([x, -x, np.zeros(WARP, np.float32), np.arange(WARP, dtype=np.float32)], 1))
+    same(out[:, [0, 1, 2, 3, 8, 9, 10, 11]], np.ones((WARP, 8), np.float32))
 
 
 # --- atomics --------------------------------------------------------------------------------------------------
@@ -275,8 +298,8 @@ def atomic_add_four(count):
 CHECKS = {"pair": pair, "float32_to_bfloat16": float32_to_bfloat16, "bfloat16_to_float32": bfloat16_to_float32,
           "exp2": exp2, "mma": mma, "ldmatrix_x4": loaded(0), "ldmatrix_x4_trans": loaded(1), "ldmatrix_x2": loaded(2),
           "ldmatrix_x2_trans": loaded(3), "copy_async": copy_async, "commit_copies": wait_copies,
-          "wait_copies": wait_copies, "store_pair": store_pair, "store_chunk": store_chunk, "atomic_add": atomic_add,
-          "atomic_add_four": atomic_add_four}
+          "wait_copies": wait_copies, "load_chunk": load_chunk, "store_pair": store_pair, "store_four": store_four,
+          "store_chunk": store_chunk, "atomic_add": atomic_add, "atomic_add_four": atomic_add_four}
 
 
 def instructions(report, count=2**16):

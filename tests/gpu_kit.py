@@ -41,7 +41,7 @@ def kit_job(kernel, dtype, kind, examples, stop_at):
     asked = [row for row in rows if row.status != "unsupported"]
     short = [row.name for row in asked if row.status == "out of time"]
     told = f"{len(asked)} properties, {sum(row.examples for row in asked)} problems"
-    return f"kit {kernel} {dtype} {kind}", failed, told + (f", out of time: {short}" if short else "")
+    return f"kit {kernel} {dtype} {kind}", failed, told + (f"; out of time in {len(short)} of them" if short else "")
 
 
 def kit(report, kernels, examples, minutes):

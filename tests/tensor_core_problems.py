@@ -12,6 +12,7 @@ from ml_dtypes import bfloat16
 import cuda_kernels
 from fa_ref.testing import Problem, oracle
 from fa_ref.testing.standard_16bit import two_errors
+from fa_ref.testing.unread import clean_unread, poison_unread, unread_keys
 from test_kernels import judge, solve
 
 DTYPES = {"float16": np.float16, "bfloat16": bfloat16}
@@ -38,6 +39,13 @@ def holds(kernel, p, **how):
     verdict = two_errors(result, oracle.solve(p), p, round_scores=False)["out"]
     assert verdict.ok, verdict
     return result
+
+
+def with_unread_keys(**how):
+    """A problem with keys that no query sees, some in a tile with others: with NaN and inf there, and with zeros."""
+    p = problem(Nq=4, Nk=45, d=16, window=(5, 3), **how)
+    assert 32 < unread_keys(p).sum() < 45
+    return poison_unread(p), clean_unread(p)
 
 
 def faulty(original, pattern, instead):

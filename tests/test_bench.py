@@ -8,6 +8,7 @@ import re
 import sys
 from ctypes import c_uint, c_void_p
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,10 +117,12 @@ def test_the_last_head_has_its_own_keys():
 
 # --- how it is measured ---------------------------------------------------------------------------------------
 
-def test_everybody_has_a_turn_in_every_round_and_the_next_time_backwards():
+def test_everybody_has_a_turn_in_every_round_and_comes_after_everybody_else():
     turns = []
-    times = clock.Host().times([lambda n=n: turns.append(n) for n in range(3)], 2)
-    assert turns == [0, 1, 2, 2, 1, 0] and [len(x) for x in times] == [2, 2, 2] and min(map(min, times)) >= 0
+    times = clock.Host().times([lambda n=n: turns.append(n) for n in range(3)], 30)
+    rounds = [tuple(turns[n:n + 3]) for n in range(0, 90, 3)]
+    assert set(rounds) == set(permutations(range(3))) and rounds == [tuple(clock.order(3, n)) for n in range(30)]
+    assert [len(x) for x in times] == [30, 30, 30] and min(map(min, times)) >= 0
 
 
 class Fake(clock.Host):

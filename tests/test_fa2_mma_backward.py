@@ -15,7 +15,7 @@ from cuda_kernels import fa2_mma, fa2_mma_backward, fa2_mma_dq, fa2_mma_rows, la
 from fa_ref.inputs import Sizes, check_options
 from fa_ref.testing import Result, oracle
 from fa_ref.testing.standard_16bit import two_errors
-from tensor_core_problems import dtypes, faulty, problem, simulated, slow
+from tensor_core_problems import dtypes, faulty, problem, simulated, slow, with_unread_keys
 from test_fa2_mma import OPTIONS
 from test_kernels import judge
 from test_steps import CUDA, NUMPY, SHAPE, STEP
@@ -57,12 +57,15 @@ def solved(p, before=None, warps=1, Br=32, Bc=32, deterministic=False):
 
 
 def holds(p, before=None, **how):
-    """Within the bound of every element, and the rule of two errors as well."""
+    """Within the bound of every element, and the rule of two errors as well.
+
+    A few roundings of float32 are always allowed: where a query sees one key, dS is 0, and so may be both errors.
+    """
     result = solved(p, before, **how)
     judge(p, result)
     verdicts = two_errors(result, oracle.solve(p), p, round_scores=False)
     for name in GRADIENTS:
-        assert verdicts[name].ok, (name, verdicts[name])
+        assert verdicts[name].error <= max(verdicts[name].allowed, 1e-6), (name, verdicts[name])
     return result
 
 
@@ -103,6 +106,14 @@ def test_head_dims(d, deterministic):
     """One warp in float16; two in bfloat16, and more than a tile of keys where that is cheap."""
     holds(*posed(d=d, Nq=17, Nk=21, causal=True), deterministic=deterministic)
     holds(*posed(d=d, Nq=3, Nk=40 if d < 80 else 20, dtype=bfloat16), warps=2, deterministic=deterministic)
+
+
+@dtypes
+@ways
+def test_keys_that_nobody_sees_may_be_anything(dtype, deterministic):
+    """Zeros stand for them on chip: P and dS are 0 there, and 0 · NaN would be NaN."""
+    answers = [solved(with_gradients(p), deterministic=deterministic) for p in with_unread_keys(dtype=dtype)]
+    assert all(np.array_equal(getattr(answers[0], name), getattr(answers[1], name)) for name in ("out", *GRADIENTS))
 
 
 @slow
@@ -230,8 +241,8 @@ DISORDER = {
 WRONG_NUMBERS = {
     "scale of dK forgotten": ("fa2_mma_backward", r"dKj\[e\] \* scale, dKj\[e \+ 1\] \* scale", "dKj[e], dKj[e + 1]"),
     "D of ones": ("fa2_mma_rows", r"do \* o if o", "o if o"),
-    "dlse ignored": ("fa2_mma_rows", r"total\[n\] - dL\[b, h, row\]", "total[n]"),
-    "dQ not set to zero": ("fa2_mma_rows", r"dQ\[b, h, i, e\] = zero", "pass"),
+    "dlse ignored": ("fa2_mma_rows", r"total - dL\[b, h, row\]", "total"),
+    "dQ not set to zero": ("fa2_mma_rows", r"ptx.store_four\(dQ.*", "pass"),
     "P not turned over": ("fa2_mma_backward", r"Factor\(Bc, across=True\)$", "Factor(Bc)"),
     "scores of the next head": ("fa2_mma_backward", r"Li\[n\] = L2\[b, h,", "Li[n] = L2[b, g,"),
     "masks one key too few": ("fa2_mma_backward", r"(p \+ right, Nk - 1\) - mine)", r"\1 + 1"),
@@ -244,10 +255,16 @@ WRONG_NUMBERS = {
 MODULES = {module.__name__.rpartition(".")[2]: module for module in (fa2_mma_backward, fa2_mma_dq, fa2_mma_rows)}
 
 
-def planted(Nk):
+def planted(Nk=22, d=16):
     """The problem on which faults are looked for, and its out and lse: two heads meet one tile of keys, or two, whose
     blocks both add to dQ."""
-    return posed(Nq=20, Nk=Nk, d=16, heads=(2, 1), causal=True, dlse=True)
+    return posed(Nq=20, Nk=Nk, d=d, heads=(2, 1), causal=True, dlse=True)
+
+
+SEEN_ONLY_WITH = {
+    "dQ without atomics": {"Nk": 34},
+    "no barrier before D": {"d": 48},                               # 6 chunks a row: lanes add up what others copied
+}
 
 
 @simulated
@@ -266,7 +283,7 @@ def test_a_planted_fault_is_noticed(fault, monkeypatch):
     else:
         for name in ("make_preprocess", "make_convert"):
             monkeypatch.setattr(fa2_mma_backward, name, getattr(copy, name))
-    p, before = planted(Nk=34 if fault == "dQ without atomics" else 22)
+    p, before = planted(**SEEN_ONLY_WITH.get(fault, {}))
     seen = []
     try:
         with np.errstate(all="ignore"), simulator.audit() as audit:
@@ -280,11 +297,11 @@ def test_a_planted_fault_is_noticed(fault, monkeypatch):
 @simulated
 @slow
 @ways
-@pytest.mark.parametrize("Nk, warps", [(22, 1), (22, 2), (34, 2)])
-def test_without_a_fault_the_same_problem_is_solved(Nk, warps, deterministic):
+@pytest.mark.parametrize("Nk, d, warps", [(22, 16, 1), (22, 48, 1), (22, 16, 2), (34, 16, 2)])
+def test_without_a_fault_the_same_problem_is_solved(Nk, d, warps, deterministic):
     from cuda_kernels import simulator
 
-    p, before = planted(Nk)
+    p, before = planted(Nk, d)
     with simulator.audit() as audit:
         judge(p, solved(p, before, warps=warps, deterministic=deterministic))
     assert audit.ok, audit

@@ -485,6 +485,7 @@ def test_rows_on_a_device_must_lie_side_by_side(monkeypatch):
     x, asked = torch.zeros(1, 2, 4, 8), []
     monkeypatch.setattr(arrays, "on_device", lambda name, x: True)
     arrays.check_rows("fa2_mma", q=x, k=x.transpose(1, 2), v=x[..., :1], dlse=None)
+    arrays.check_rows("fa2_mma", q=torch.from_numpy(np.zeros((1, 2, 0, 8))))                # NumPy's strides are 0
     for name, wrong, step in (("q", x.mT, 8), ("k", x[..., ::2], 2), ("dout", x[:, :, :1, :1].expand(x.shape), 0)):
         with pytest.raises(ValueError, match=f"fa2_mma takes a {name} whose last axis .* it is {step} elements"):
             arrays.check_rows("fa2_mma", **{name: wrong})

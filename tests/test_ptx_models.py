@@ -247,6 +247,45 @@ def test_stores_of_pairs():
 
 
 @cuda.jit
+def four_stored(out, column):
+    t = cuda.threadIdx.x
+    ptx.store_four(out, (t, column), float32(t), float32(-t), float32(0), float32(0.5))
+
+
+def test_stores_of_four_numbers():
+    """The four, and nothing beside them; not where they would begin between two multiples of 16 bytes."""
+    out = np.full((3, 12), np.nan, np.float32)
+    four_stored[1, 3](out, 4)
+    assert np.array_equal(out[:, 4:8], [[0, 0, 0, 0.5], [1, -1, 0, 0.5], [2, -2, 0, 0.5]])
+    assert np.isnan(out[:, :4]).all() and np.isnan(out[:, 8:]).all()
+    if cuda_kernels.SIMULATED:
+        with pytest.raises(ValueError, match=r"store_four: 4 cells .* multiple of 16"):
+            four_stored[1, 3](out, 6)
+
+
+@cuda.jit
+def chunks_loaded(chunks, out, shift):
+    tile = cuda.shared.array(0, types.float16, 128)
+    t = cuda.threadIdx.x
+    for x in range(8):
+        tile[8 * t + x] = chunks[t, x]
+    cuda.syncthreads()
+    numbers = ptx.load_chunk(tile, 8 * (3 - t) + shift)
+    for x in range(8):
+        out[t, x] = numbers[x]
+
+
+def test_loads_of_chunks():
+    """Each lane reads what its counterpart has written; not from between two multiples of 16 bytes."""
+    chunks, out = np.arange(32, dtype=np.float16).reshape(4, 8), np.zeros((4, 8), np.float16)
+    chunks_loaded[1, 4, 0, 128](chunks, out, 0)
+    assert np.array_equal(out, chunks[::-1])
+    if cuda_kernels.SIMULATED:
+        with pytest.raises(ValueError, match=r"load_chunk: 8 cells .* multiple of 16"):
+            chunks_loaded[1, 4, 0, 128](chunks, out, 4)
+
+
+@cuda.jit
 def stored_in_chunks(out, chunks, stride):
     tile = cuda.shared.array(0, types.uint16, 128)
     t = cuda.threadIdx.x

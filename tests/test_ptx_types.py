@@ -239,7 +239,8 @@ def main():
         kernel = fa2_mma_backward.make_backward(Br, Bc, 8, d, dtype, True, True, False, (9, 0))
         outputs = array(np.float32, 4), S, S
         compile_(f"fa2_mma backward {d}", kernel, (S, S, S, S, W3, W3, *outputs, *numbers, types.int32))
-        compile_(f"fa2_mma dq {d}", fa2_mma_dq.make_dq(4, d, dtype, True, True), (S, S, S, S, W3, W3, S, *numbers))
+        R = fa2_mma_dq.rows_of(d, 1024, 8)
+        compile_(f"fa2_mma dq {d}", fa2_mma_dq.make_dq(R, 8, d, dtype, True, True), (S, S, S, S, W3, W3, S, *numbers))
 
     f4 = array(np.float32, 1)
 

@@ -180,8 +180,10 @@ def test_an_attention_without_memory_leaves_its_reason(monkeypatch):
 
 def test_in_a_round_everybody_has_a_turn_and_the_first_does_not_count():
     told = []
-    times = speed.timed([lambda: told.append("a"), lambda: told.append("b")], 3, "cpu")
-    assert "".join(told) == "abbaabba" and [len(found) for found in times] == [3, 3]
+    times = speed.timed([lambda steps: told.append(f"a{steps}"), lambda steps: told.append(f"b{steps}")], 3, "cpu")
+    turns = ["".join(told[n:n + 2]) for n in range(0, len(told), 2)]        # a step that does not count, two that do
+    assert len(turns) == 8 and all(sorted(turns[n:n + 2]) == ["a1a2", "b1b2"] for n in range(0, 8, 2))
+    assert [len(found) for found in times] == [3, 3]
 
 
 # --- what is asked for ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ needs 250 µs, as it may where torch walks through a graph. While a call takes t
 ahead in any case.
 """
 
+import random
 import time
 from itertools import islice
 
@@ -25,7 +26,7 @@ class Gpu:
         self.wait_cycles, self.at_once = wait_cycles, at_once
 
     def times(self, calls, rounds):
-        """[milliseconds of each round] of each call. In a round everybody has a turn, every other time backwards."""
+        """[milliseconds of each round] of each call. In a round everybody has a turn, in a new order."""
         found = [[] for _ in calls]
         turns, at_once = iter(range(rounds)), max(1, self.at_once // len(calls))
         while batch := list(islice(turns, at_once)):
@@ -89,8 +90,8 @@ class Host:
 
 
 def order(number, turn):
-    """Whose turn it is, in this round: forwards, the next time backwards."""
-    return range(number) if turn % 2 == 0 else range(number - 1, -1, -1)
+    """Whose turn it is, in this round: shuffled, so that nobody always comes after the same one; alike in every run."""
+    return random.Random(turn).sample(range(number), number)
 
 
 def host_microseconds(device, calls, number, rounds=7):

@@ -12,10 +12,18 @@ words (uint16): the upper half of a float32.
 """
 
 from cuda_kernels.ptx.atomics import atomic_add, atomic_add_four
-from cuda_kernels.ptx.copies import commit_copies, copy_async, store_chunk, store_pair, wait_copies
+from cuda_kernels.ptx.copies import (
+    commit_copies,
+    copy_async,
+    load_chunk,
+    store_chunk,
+    store_four,
+    store_pair,
+    wait_copies,
+)
 from cuda_kernels.ptx.matrices import ldmatrix_x2, ldmatrix_x2_trans, ldmatrix_x4, ldmatrix_x4_trans, mma
 from cuda_kernels.ptx.numbers import bfloat16_to_float32, exp2, float32_to_bfloat16, pair
 
 __all__ = ["atomic_add", "atomic_add_four", "bfloat16_to_float32", "commit_copies", "copy_async", "exp2",
-           "float32_to_bfloat16", "ldmatrix_x2", "ldmatrix_x2_trans", "ldmatrix_x4", "ldmatrix_x4_trans", "mma", "pair",
-           "store_chunk", "store_pair", "wait_copies"]
+           "float32_to_bfloat16", "ldmatrix_x2", "ldmatrix_x2_trans", "ldmatrix_x4", "ldmatrix_x4_trans", "load_chunk",
+           "mma", "pair", "store_chunk", "store_four", "store_pair", "wait_copies"]

@@ -41,6 +41,14 @@ if SIMULATED:
         target = aligned(cells(array, index, 2), 4, "store_pair")
         target[:] = np.array([pair], np.uint32).view(target.dtype)
 
+    def store_four(array, index, x0, x1, x2, x3):
+        """array[…, x … x + 3] = x0 … x3, float32, in one store, at a multiple of 16 bytes."""
+        aligned(cells(array, index, 4), 16, "store_four")[:] = np.array([x0, x1, x2, x3], np.float32)
+
+    def load_chunk(tile, at):
+        """The 8 numbers of 16 bits tile[at … at + 7], a tuple, in one load; at a multiple of 16 bytes."""
+        return tuple(aligned(cells(tile, at, CHUNK), 16, "load_chunk").reading())
+
     def store_chunk(array, index, tile, at):
         """array[…, x … x + 7] = tile[at … at + 7], in one load and one store; both at multiples of 16 bytes."""
         target = aligned(cells(array, index, CHUNK), 16, "store_chunk")
@@ -53,7 +61,14 @@ else:
 
     from cuda_kernels.ptx.assembly import INT32, SHARED, address, call, global_address, ir, shared_address
 
-    VOID, CHUNK_BITS = ir.VoidType(), ir.VectorType(INT32, 4)
+    VOID, CHUNK_BITS, WORDS = ir.VoidType(), ir.VectorType(INT32, 4), ir.VectorType(ir.IntType(16), CHUNK)
+    FOUR = ir.VectorType(ir.FloatType(), 4)
+
+    def load(context, builder, tile_type, tile, at_type, at):
+        """16 bytes of shared memory, as four words."""
+        place = address(context, builder, tile_type, tile, at_type, at)
+        place = builder.bitcast(builder.addrspacecast(place, SHARED), ir.PointerType(CHUNK_BITS, addrspace=3))
+        return builder.load(place, align=16)
 
     @intrinsic
     def copy_async(typing_context, tile, at, source, index, count):
@@ -104,15 +119,40 @@ else:
         return types.void(array, index, types.uint32), generate
 
     @intrinsic
+    def store_four(typing_context, array, index, x0, x1, x2, x3):
+        """array[…, x … x + 3] = x0 … x3, float32, in one store, at a multiple of 16 bytes."""
+        def generate(context, builder, signature, arguments):
+            array_type, index_type, *_ = signature.args
+            array, index, *numbers = arguments
+            four = ir.Constant(FOUR, ir.Undefined)
+            for n, x in enumerate(numbers):
+                four = builder.insert_element(four, x, ir.Constant(INT32, n))
+            target = address(context, builder, array_type, array, index_type, index)
+            builder.store(four, builder.bitcast(target, FOUR.as_pointer()), align=16)
+            return context.get_dummy_value()
+
+        return types.void(array, index, *[types.float32] * 4), generate
+
+    @intrinsic
+    def load_chunk(typing_context, tile, at):
+        """The 8 numbers of 16 bits tile[at … at + 7], a tuple, in one load; at a multiple of 16 bytes."""
+        def generate(context, builder, signature, arguments):
+            tile_type, at_type = signature.args
+            words = builder.bitcast(load(context, builder, tile_type, arguments[0], at_type, arguments[1]), WORDS)
+            number = context.get_value_type(tile_type.dtype)
+            numbers = [builder.extract_element(words, ir.Constant(INT32, n)) for n in range(CHUNK)]
+            return context.make_tuple(builder, signature.return_type, [builder.bitcast(x, number) for x in numbers])
+
+        return types.UniTuple(tile.dtype, CHUNK)(tile, at), generate
+
+    @intrinsic
     def store_chunk(typing_context, array, index, tile, at):
         """array[…, x … x + 7] = tile[at … at + 7], in one load and one store; both at multiples of 16 bytes."""
         def generate(context, builder, signature, arguments):
             array_type, index_type, tile_type, at_type = signature.args
             array, index, tile, at = arguments
-            origin = address(context, builder, tile_type, tile, at_type, at)
-            origin = builder.bitcast(builder.addrspacecast(origin, SHARED), ir.PointerType(CHUNK_BITS, addrspace=3))
+            chunk = load(context, builder, tile_type, tile, at_type, at)
             target = address(context, builder, array_type, array, index_type, index)
-            chunk = builder.load(origin, align=16)
             builder.store(chunk, builder.bitcast(target, CHUNK_BITS.as_pointer()), align=16)
             return context.get_dummy_value()
 

@@ -1,8 +1,9 @@
 """Tokens per second and memory of a training step, with each attention in turn.
 
 All share one model, so weights, optimizer and tokens are the same. A turn is a few steps, by the clock, with the GPU
-idle before and after. In a round each attention has its turn, in the next one in the opposite order: a GPU that gets
-warm and slow does so for all. The first round does not count.
+idle before and after. A step comes first that does not count: large products make a GPU slow down for a while, standard
+attention lets it recover, and nobody shall gain or lose by who came before. For the same reason each round has another
+order. The first round does not count.
 """
 
 import gc
@@ -58,17 +59,18 @@ def timed(calls, rounds, device):
     found = [[] for _ in calls]
     for turn in range(rounds + 1):
         for n in order(len(calls), turn):
+            calls[n](1)
             synchronize(device)
             start = time.perf_counter()
-            calls[n]()
+            calls[n](A_TURN)
             synchronize(device)
             found[n].append(time.perf_counter() - start)
     return [times[1:] for times in found]
 
 
-def several(trainer, tokens, attention):
-    """The steps of a turn."""
-    for _ in range(A_TURN):
+def several(trainer, tokens, attention, steps):
+    """So many steps."""
+    for _ in range(steps):
         trainer.step(tokens, attention)
 
 
