@@ -243,6 +243,19 @@ def check_rows(kernel, **arrays):
                              f"channels to the next it is {step} elements: {name}.contiguous() is a copy that will do")
 
 
+def check_lse(lse):
+    """ValueError for a CUDA tensor lse with +inf in it, which others write for rows that see no key.
+
+    This waits for the device, so it is for calls that wait for a compiler anyway. While a CUDA graph is recorded nobody
+    may wait, and nothing is looked at.
+    """
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_current_stream_capturing():
+        where = torch.isposinf(lse).nonzero()[:1].tolist()
+        if where:
+            inputs.refuse_infinite_lse(tuple(where[0]))
+
+
 def token_by_token(x):
     """Do heads of a tensor (B, H, N, d) lie inside tokens, as a linear layer leaves them, not tokens inside heads?"""
     return x.stride(1) < x.stride(2)

@@ -81,7 +81,8 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
     multiples of 32.
 
     In device memory that is not torch's, lse, dlse and sink must have the accumulator dtype. An lse of +inf is refused
-    in host arrays, and not noticed in device memory.
+    in host arrays; in CUDA tensors only by kernels on tensor cores, in their first call of a kind; elsewhere in device
+    memory it is not noticed.
     """
     core = KERNELS[inputs.check_choice("kernel", kernel, KERNELS)]
     if kernel not in WITH_BACKWARD:
@@ -106,6 +107,8 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
         inputs.check_belongs("dout", place.known("dout", dout), (B, Hq, Nq, dv), call.dtype)
         inputs.check_belongs("out", place.known("out", out), (B, Hq, Nq, dv), call.dtype)
         inputs.check_lse(place.known("lse", lse), (B, Hq, Nq), call.wide)
+        if key:                                                     # such a call waits once, for its kernels too
+            arrays.check_lse(lse)
         if dlse is not None:
             inputs.check_statistics("dlse", place.known("dlse", dlse), (B, Hq, Nq), call.wide)
 

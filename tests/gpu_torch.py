@@ -112,7 +112,22 @@ def refuses(kernel):
             assert word in str(told), f"{name}: {told}"
         else:
             raise AssertionError(f"not refused: {name}")
-    return f"{len(cases)} kinds refused with the numbers"
+    backward = kernel in ON_TENSOR_CORES and kernel in WITH_BACKWARD
+    if backward:
+        refuses_infinite_lse(kernel, q, k, v)
+    return f"{len(cases) + backward} kinds refused with the numbers"
+
+
+def refuses_infinite_lse(kernel, q, k, v):
+    """As others write it for rows that see no key."""
+    out, lse = cuda_kernels.forward(q, k, v, kernel=kernel)
+    lse[0, 1, 7] = np.inf
+    try:
+        cuda_kernels.backward(out, q, k, v, out, lse, kernel=kernel)
+    except ValueError as told:
+        assert "lse is +inf at (0, 1, 7)" in str(told), told
+    else:
+        raise AssertionError("not refused: lse of +inf")
 
 
 def of_length_zero(kernel):

@@ -479,6 +479,19 @@ def test_results_lie_in_memory_as_their_arguments_do():
     assert found.shape == (2, 3, 4, 5) and found.dtype == torch.float16 and found.transpose(1, 2).is_contiguous()
 
 
+def test_an_infinite_lse_on_a_device_is_refused_unless_nobody_may_wait(monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    capturing, lse = [False], torch.zeros(1, 2, 3)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    lse[0, 0, 1] = -torch.inf
+    arrays.check_lse(lse)
+    lse[0, 1, 2] = torch.inf
+    with pytest.raises(ValueError, match=r"lse is \+inf at \(0, 1, 2\); a row that sees no key has lse = -inf here"):
+        arrays.check_lse(lse)
+    capturing[0] = True
+    arrays.check_lse(lse)
+
+
 def test_rows_on_a_device_must_lie_side_by_side(monkeypatch):
     """Only kernels on tensor cores ask, of every array that they copy by rows; one channel has no neighbour."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
