@@ -1,4 +1,4 @@
-"""The commands: `python -m cuda_kernels tour | debug | play | counts | speed | bench | ladder | train`."""
+"""The commands: `python -m cuda_kernels tour | debug | play | counts | speed | bench | tiles | ladder | train`."""
 
 import importlib
 import sys
@@ -12,12 +12,13 @@ COMMANDS = {
     "counts": "split-K against split-Q: barriers, shuffles and shared memory of fa1_warps and fa2_warps",
     "speed": "what the simulator costs, beside Numba's own",
     "bench": "how fast the kernels on tensor cores are on this GPU, beside torch's attention (options: bench --help)",
+    "tiles": "the backward pass on tensor cores with tiles of other shapes, timed on a GPU (options: tiles --help)",
     "ladder": "nine kernels on tensor cores, one idea apart, timed on a GPU (options: ladder --help)",
     "train": "a small GPT trained with our attention, with torch's and with standard attention (options: train --help)",
 }
-MODULES = {"play": "cuda_kernels.player", "speed": "cuda_kernels.simulator.speed",
+MODULES = {"play": "cuda_kernels.player", "speed": "cuda_kernels.simulator.speed", "tiles": "cuda_kernels.bench.tiles",
            "ladder": "cuda_kernels.ladder.measure"}             # the others: cuda_kernels.NAME
-WITH_OPTIONS = ("debug", "play", "bench", "ladder", "train")
+WITH_OPTIONS = ("debug", "play", "bench", "tiles", "ladder", "train")
 ONLY_SIMULATED = ("play", "counts", "speed")
 
 

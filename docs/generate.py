@@ -13,6 +13,7 @@
     python docs/generate.py sanitize FILE       verification: what `make sanitize` saved
     python docs/generate.py performance FILE    performance and README: what `python -m cuda_kernels bench` saved
     python docs/generate.py backward FILE       performance and README: the same with --backward
+    python docs/generate.py tiles FILE          performance: what python -m cuda_kernels tiles saved
     python docs/generate.py ladder FILE         performance: what `python -m cuda_kernels ladder` saved
     python docs/generate.py training FILE       performance: what `python -m cuda_kernels train` saved
 
@@ -39,6 +40,7 @@ import training_picture
 import cuda_kernels.registered  # noqa: F401  enters the kernels
 from cuda_kernels import counts
 from cuda_kernels.bench import targets
+from cuda_kernels.bench import tiles as bench_tiles
 from cuda_kernels.ladder import table as ladder_table
 from fa_ref import tables
 from fa_ref.testing import running
@@ -200,6 +202,13 @@ def backward(file):
     marks.fill(ROOT / "README.md", "backward-speed", speed_text(run))
 
 
+def tiles(file):
+    """The backward pass with other tiles, from the JSON file of `python -m cuda_kernels tiles --save`."""
+    run = json.loads(Path(file).read_text(encoding="utf-8"))
+    table = markdown(bench_tiles.HEAD, bench_tiles.table(run["rows"]), numbers=bench_tiles.NUMBERS)
+    marks.fill(ROOT / "docs" / "performance.md", "backward-tiles", f"{bench_tables.where(run)}\n\n{table}")
+
+
 def of_pass(what, file):
     """What the benchmark has saved. ValueError if it has measured the other pass."""
     run = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -296,7 +305,7 @@ def markdown(head, rows, numbers=()):
 if __name__ == "__main__":
     commands = {"coverage": coverage, "kit": kit, "bench": bench, "papers": papers, "claims": claims.write,
                 "warps": warps, "instructions": instructions, "planted": planted, "gpu": gpu, "dram": dram,
-                "sanitize": sanitize, "performance": performance, "backward": backward,
+                "sanitize": sanitize, "performance": performance, "backward": backward, "tiles": tiles,
                 "ladder": ladder, "training": training}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)

@@ -17,9 +17,22 @@ from ml_dtypes import bfloat16
 
 import cuda_kernels
 import fa_ref
-from cuda_kernels import bench
-from cuda_kernels.bench import backward, clock, forward, gradients, grid, measure, peers, resources, show, targets
+from cuda_kernels import bench, fa2_mma, launch, tensor_cores
+from cuda_kernels.bench import (
+    backward,
+    clock,
+    forward,
+    gradients,
+    grid,
+    measure,
+    peers,
+    resources,
+    show,
+    targets,
+    tiles,
+)
 from cuda_kernels.bench.grid import Case
+from fa_ref.inputs import Sizes, check_options
 from fa_ref.testing import Problem
 from fa_ref.testing.standard_16bit import allowed, float64_truth
 
@@ -378,3 +391,51 @@ def test_the_forward_pass_is_kept_too(pages):
     assert json.loads((folder / "forward.json").read_text(encoding="utf-8")) == record
     assert (folder / "speed.svg").exists()
     assert "bfloat16, forward," in marks.read(pages / "docs" / "performance.md", "targets")
+
+
+# --- tiles of other shapes ------------------------------------------------------------------------------------
+
+def test_each_head_dim_begins_with_the_shape_that_is_chosen(monkeypatch):
+    monkeypatch.setattr(tensor_cores, "TILES_BACKWARD", tensor_cores.ON_A_GPU)
+    for d in grid.DIMS:
+        sizes = Sizes(4, 8, 8, 4096, 4096, d, d)
+        options = check_options(sizes, np.dtype(np.float16))
+        _, *chosen = fa2_mma.plan_backward(launch.CARDS["H200"], sizes, "float16", options, *[None] * 5)
+        assert tuple(chosen) == tiles.shapes(d)[0] and len(tiles.shapes(d)) >= 3
+
+
+def test_every_shape_is_timed_and_judged(monkeypatch):
+    """Loops in the place of the kernels: one shape is refused, and one is wrong in dk."""
+    asked = []
+
+    def gradients_of(dout, q, k, v, out, lse, *, kernel, causal, block_q, block_k):
+        asked.append((block_q, block_k))
+        if (block_q, block_k) == (64, 64):
+            raise ValueError("not so many bytes of shared memory")
+        found = fa_ref.backward(dout, q, k, v, out, lse, causal=causal)
+        return found._replace(dk=found.dk * (2 if block_q == 32 else 1))
+
+    monkeypatch.setattr(tiles, "cuda_kernels", SimpleNamespace(
+        forward=lambda q, k, v, *, kernel, causal: fa_ref.forward(q, k, v, causal=causal), backward=gradients_of))
+    monkeypatch.setattr(tiles, "TOKENS", 32)
+    monkeypatch.setattr(tiles, "HIDDEN", 16)
+    monkeypatch.setattr(tiles, "shapes", lambda d: [(64, 128), (64, 64), (32, 32)])
+    block = dict.fromkeys(("registers", "local", "threads", "shared", "blocks"), 64)
+    monkeypatch.setattr(tiles, "of_a_block", lambda: block)
+    told = []
+    rows = tiles.measured(Once(), dims=(8,), N=16, step=told.append)
+    assert told == ["d = 8, 64 × 128", "d = 8, 64 × 64", "d = 8, 32 × 32"]
+    assert set(asked) == {(64, 128), (64, 64), (32, 32)}
+    right, refused, wrong = rows
+    assert right["error"] <= right["allowed"] and right["ms"] > 0 and wrong["error"] > wrong["allowed"]
+    assert refused["why"] == "not so many bytes of shared memory" and "ms" not in refused
+    lines = list(tiles.table(rows))
+    assert [len(line) for line in lines] == [len(tiles.HEAD)] * 3
+    assert lines[0][:3] == ("8", "64 × 128", "2") and lines[0][4] == "1.00 ×" and lines[1][2:4] == (refused["why"], "–")
+
+
+def test_what_the_command_of_tiles_says_without_a_gpu(tmp_path, capsys):
+    assert tiles.main([]) == 2 and "FA_REF_CUDA=gpu" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        tiles.main(["--save", str(tmp_path / "no" / "tiles.json")])
+    assert "there is no folder" in capsys.readouterr().err
