@@ -27,11 +27,12 @@ from numba import cuda
 from numba.cuda import types
 
 from cuda_kernels import arrays, ptx, swizzled, tensor_cores
-from cuda_kernels.fa2_mma import LN_2, LOG2_E
+from cuda_kernels.fa2_mma import LN_2
+from cuda_kernels.fa2_mma_rows import LOG2_E
 from cuda_kernels.launch import ALL, WARP, check_threads, numbers
 from cuda_kernels.products import Factor, Part, product
 from cuda_kernels.switch import SIMULATED
-from cuda_kernels.swizzled import CHUNK, PRODUCT, padded
+from cuda_kernels.swizzled import PRODUCT, padded
 from cuda_kernels.tensor_cores import SLAB, WARPS
 
 unsigned = np.uint64                                                # of such an index nobody asks whether it is below 0
@@ -251,7 +252,7 @@ def forward(call, Q, K, V):
     out, L = call.empty(B, Hq, Nq, d, dtype=call.dtype), call.empty(B, Hq, Nq)
     O, l, m = call.empty(B, Hq, Nq, d), call.empty(B, Hq, Nq), call.empty(B, Hq, Nq)
     _, scale, _, left, right, _ = call.rule
-    aligned = d % CHUNK == 0 and all(arrays.in_chunks(call.place.argument(X), 2 * CHUNK) for X in (Q, K, V))
+    aligned = swizzled.aligned(call, Q, K, V)
     kernel = make_forward(call.Br, call.Bc, call.threads // WARP, d, call.dtype, bool(scale > 0), aligned)
     call.launch(kernel, (Hq, B), Q, K, V, out, L, O, l, m, scale * LOG2_E, left, right,
                 shared=shared_bytes(call.Br, call.Bc, d, d, 4, call.threads))

@@ -28,7 +28,8 @@ masked; tiles beyond it are not visited, and keys beyond it not even read: zeros
 Where things lie: S[(s·keys + y)·4 + 2·half + z] is slab s, 8·y keys further on, the upper or lower of its two rows, the
 first or second of its two keys; acc likewise. The lane's row n is the half n % 2 of slab n // 2.
 
-Offered: d = dv up to 256, causal, window, any scale, grouped heads, any lengths and strides.
+Offered: d = dv up to 256, causal, window, any scale, grouped heads, any lengths; on a device, any strides with a
+contiguous last axis.
 """
 
 import math
@@ -41,13 +42,14 @@ from numba.cuda import types
 
 from cuda_kernels import arrays, fa2_mma_backward, ptx, swizzled, tensor_cores
 from cuda_kernels.fa2_mma_backward import backward
+from cuda_kernels.fa2_mma_rows import LOG2_E
 from cuda_kernels.launch import ALL, WARP, numbers
-from cuda_kernels.swizzled import CHUNK, PRODUCT, padded
+from cuda_kernels.swizzled import PRODUCT, padded
 from cuda_kernels.tensor_cores import NARROW, SLAB, WARPS
 
 __all__ = ["WARPS", "backward", "forward", "make_forward", "plan", "plan_backward", "shared_bytes"]
 
-LOG2_E, LN_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+LN_2 = np.float32(math.log(2))
 FEW_CHANNELS, FEW_KEYS = 64, 512                                    # problems for which three small blocks at once pay
 
 
@@ -157,11 +159,11 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
             if not positive:
                 for e in range(S_size):
                     S[e] *= scale
-            p0 = row0 + offset                                      # where the first and the last query stand
-            p1 = p0 + br - 1
-            if col0 < p1 - left or col0 + Bc > min(p0 + right + 1, Nk):     # not every query sees all of the tile
+            p_first = row0 + offset                                 # where the first and the last query stand
+            p_last = p_first + br - 1
+            if col0 < p_last - left or col0 + Bc > min(p_first + right + 1, Nk):    # not every query sees all keys
                 for n in range(rows):
-                    p = p0 + w * R + n * 8 + lane // 4              # where the row stands
+                    p = p_first + w * R + n * 8 + lane // 4              # where the row stands
                     mine = col0 + lane % 4 * 2                      # the lane's first key; seen are …
                     lowest = np.int32(max(p - left - mine, 0))      # … those this far from it, and not farther
                     highest = np.int32(min(min(p + right, Nk - 1) - mine, Bc))      # than this
@@ -247,7 +249,7 @@ def forward(call, Q, K, V):
     B, Hq, Hkv, Nq, Nk, d, dv = call.sizes
     O, L = call.empty(B, Hq, Nq, dv, dtype=call.dtype, like=Q), call.empty(B, Hq, Nq)
     _, scale, _, left, right, _ = call.rule
-    aligned = d % CHUNK == 0 and all(arrays.in_chunks(call.place.argument(X), 2 * CHUNK) for X in (Q, K, V))
+    aligned = swizzled.aligned(call, Q, K, V)
     warps = call.threads // WARP
     blocks = 3 if padded(d) <= FEW_CHANNELS and Nk <= FEW_KEYS and warps <= 4 else 1
     kernel = make_forward(call.Br // warps, warps, call.Bc, d, call.dtype, bool(scale > 0), aligned, blocks)

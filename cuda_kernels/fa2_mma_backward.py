@@ -1,14 +1,14 @@
 """The backward pass of FlashAttention-2 on tensor cores: three kernels, float16 and bfloat16.
 
-The steps are those of `fa2_backward.py`, in another order: dP (9) before P (7), dK (13) before dQ (12), whose additions
-then end behind other work, the scale (11) last. (1) and (2), and the rounding of dQ, are kernels of their own in
-`fa2_mma_rows.py`. Between them, one block per tile of keys:
+The steps are those of `fa2_backward.py`, in another order: dP (9) before P (7); dV (8) after dS (10), behind the one
+barrier that both need; dK (13) before dQ (12), whose additions then end behind other work; the scale (11) last. (1) and
+(2), and the rounding of dQ, are kernels of their own in `fa2_mma_rows.py`. Between them, one block per tile of keys:
 
     grid        (Tc · Hkv, B): a block owns a tile of keys and meets the queries of all heads of its group, so nobody
                 else adds to its dK and dV; with causal the longest tiles of all heads of a batch come first
     block       8 warps, or 4, 2 or 1 if so many cannot share the tiles: see plan_backward in `tensor_cores.py`
     on chip     shared by the warps: Kj and Vj, Qi and dOi twice, Pij, dSij (see shared_bytes); a lane's own, in
-                registers: its parts of S, dP, dQi, and of dKj and dVj, which stay
+                registers: its parts of S, dP, dQi, its Li and Di; and of dKj and dVj, which stay
     barriers    2 per tile of queries (and head): the tile is there, and everybody is done with the one before; P and dS
                 are there. 2 at the end, around dKj and dVj
     in memory   dQ is added to by all blocks, with atomics: in any order, so its last bits may differ from run to run;
@@ -32,13 +32,11 @@ from numba import cuda
 from cuda_kernels import arrays, fa2_mma_dq, ptx, swizzled
 from cuda_kernels.fa2_mma_rows import LOG2_E, make_convert, make_preprocess
 from cuda_kernels.launch import WARP, numbers
-from cuda_kernels.products import ROWS, Factor, part_of, product
-from cuda_kernels.swizzled import CHUNK, padded
-
-OWN_ROWS = ROWS // 8                                                # of a lane
+from cuda_kernels.products import OWN_ROWS, ROWS, Factor, part_of, product
+from cuda_kernels.swizzled import padded
 
 
-def widths(Br, Bc, d, warps):
+def width_on_chip(Br, Bc, d, warps):
     """The numbers of a row of Q, K, V, dO on chip: d, rounded up so that all warps can share dQ, dK and dV."""
     beside = max(warps // (Br // ROWS), warps // (Bc // ROWS), 1)
     return -(-d // (16 * beside)) * 16 * beside
@@ -46,7 +44,8 @@ def widths(Br, Bc, d, warps):
 
 def shared_bytes(Br, Bc, d, warps):
     """Bytes of shared memory of a block: Kj, Vj, Qi and dOi twice, Pij, dSij."""
-    return 2 * (2 * Bc * widths(Br, Bc, d, warps) + 4 * Br * widths(Br, Bc, d, warps) + 2 * Br * Bc)
+    width = width_on_chip(Br, Bc, d, warps)
+    return 2 * (2 * Bc * width + 4 * Br * width + 2 * Br * Bc)
 
 
 @cache
@@ -61,7 +60,7 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, pair = numba.from_dtype(arrays.word_dtype(dtype)), ptx.pair(dtype)
     add_four = ptx.atomic_add_four(capability)
-    width, T = widths(Br, Bc, d, warps), warps * WARP
+    width, T = width_on_chip(Br, Bc, d, warps), warps * WARP
     cell, _, load, store = swizzled.functions(d, warps, narrow, aligned, width)
     P_cell, _ = swizzled.places(Bc)
     of_S, of_dK, of_dQ = part_of(Br, Bc, warps), part_of(Bc, width, warps), part_of(Br, width, warps)
@@ -86,6 +85,7 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
         offset = Nk - Nq
         col0 = j * Bc
         seen = max(0, offset - left)                                # the first key that some query sees
+        top, end = max(0, -offset - right), min(Nq, Nk - offset + left)     # queries that see some key: top … end − 1
         tile = cuda.shared.array(0, storage, 128)                   # Kj, Vj, Qi twice, dOi twice, Pij, dSij
         # (3) load Kj, Vj
         load(tile, 0, Bc, K, b, g, col0, seen, Nk, t)
@@ -93,7 +93,7 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
 
         low = max(0, col0 - right - offset)                         # the queries that see some key of the tile:
         high = min(Nq, min(col0 + Bc, Nk) + left - offset)          # low … high − 1
-        first = low // Br                                           # their tiles: so many from this one on
+        first = low // Br                                           # their tiles: first … first + tiles − 1
         tiles = max(0, (high + Br - 1) // Br - first) if low < high else 0
         remaining = scale_log2 if positive else one                 # factor that scores still lack below
         S_row, S_col = w % S_tall * ROWS, w // S_tall * S_columns   # where the warp's part of S and of dP begins
@@ -107,9 +107,9 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
         Li = cuda.local.array(OWN_ROWS, wide)
         Di = cuda.local.array(OWN_ROWS, wide)
 
-        if tiles > 0:
-            load(tile, Q_at, Br, Q, b, g * group, first * Br, 0, Nq, t)
-            load(tile, dO_at, Br, dO, b, g * group, first * Br, 0, Nq, t)
+        if tiles > 0:                                               # (5) load Qi, dOi for the first step
+            load(tile, Q_at, Br, Q, b, g * group, first * Br, top, end, t)
+            load(tile, dO_at, Br, dO, b, g * group, first * Br, top, end, t)
         ptx.commit_copies()
         # (4) nothing yet
         for e in range(K_size):
@@ -126,8 +126,8 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
             cuda.syncthreads()                                      # Qi, dOi are there, the tile before is done with
             # (5) load Qi, dOi for the next step; Li, Di
             if visit + 1 < group * tiles:
-                load(tile, Q_at + then, Br, Q, b, h_next, i_next * Br, 0, Nq, t)
-                load(tile, dO_at + then, Br, dO, b, h_next, i_next * Br, 0, Nq, t)
+                load(tile, Q_at + then, Br, Q, b, h_next, i_next * Br, top, end, t)
+                load(tile, dO_at + then, Br, dO, b, h_next, i_next * Br, top, end, t)
             ptx.commit_copies()
             for n in range(OWN_ROWS):
                 r = S_row + n * 8 + lane // 4
@@ -183,7 +183,7 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
                     add_four(dQ, (b, h, i, (e // 4 * T + t) * 4), dQi[e], dQi[e + 1], dQi[e + 2], dQi[e + 3])
             h, i = h_next, i_next
 
-        ptx.wait_copies(0)
+        ptx.wait_copies(0)                                          # a tile that no query sees has not waited yet
         cuda.syncthreads()                                          # everybody is done with Kj, Vj: dKj, dVj go there
         for n in range(OWN_ROWS):
             for y in range(K_strips):
@@ -206,12 +206,12 @@ def backward(call, dO, Q, K, V, O, L, dL, deterministic):
     Br, Bc, warps = call.Br, call.Bc, call.threads // WARP
     _, scale, _, left, right, _ = call.rule
     rule, positive = (scale, scale * LOG2_E, left, right), bool(scale > 0)
-    aligned = d % CHUNK == 0 and all(arrays.in_chunks(call.place.argument(X), 2 * CHUNK) for X in (dO, O, Q, K, V))
+    aligned = swizzled.aligned(call, dO, O, Q, K, V)
     dQ, dK, dV = (call.empty(*X.shape, dtype=call.dtype, like=X) for X in (Q, K, V))
     L2, D = call.empty(B, Hq, call.Tr * Br), call.empty(B, Hq, call.Tr * Br)
-    width = widths(Br, Bc, d, warps)
+    width = width_on_chip(Br, Bc, d, warps)
     size = 0 if deterministic else Br * width
-    sums = call.empty(B, Hq, call.Tr, max(size, 1))                 # dQ, as registers hold it
+    sums = call.empty(B, Hq, call.Tr, max(size, 1))                 # dQ, as registers hold it; else nobody reads it
 
     over_queries = call.Tr, Hq, B
     call.launch(make_preprocess(Br, warps, d, size, call.dtype, aligned), over_queries, dO, O, L, dL, L2, D, sums,

@@ -1,7 +1,8 @@
 """dQ of FlashAttention-2 on tensor cores without atomics: the same bits in every run, for S and dP once more.
 
 `fa2_mma_backward.py` with the loops swapped, and rows shared out as in `fa2_mma.py`: a warp has rows of the tile of
-queries, so dQ of it is added up in registers, in one order, and dS is a left factor as it lies.
+queries, so dQ of it is added up in registers, in one order, and dS is a left factor as it lies. The steps are numbered
+as there; (11) comes last.
 
     grid        (queries / Br · Hq, B): the longest tiles of all heads first
     block       the warps of the other kernels, 8 as a rule; warp w has the rows w·R … w·R + R − 1, R = 32; or 16
@@ -38,8 +39,11 @@ def shared_bytes(R, d, warps):
 
 @cache
 def make_dq(R, warps, d, dtype, positive, aligned):
-    """The kernel of dQ, for R rows of each warp. Arguments as in `fa2_mma_backward.make_backward`, dQ (B, Hq, Nq, d) in
-    the storage dtype."""
+    """The kernel of dQ, for R rows of each warp.
+
+    Arguments as in `fa2_mma_backward.make_backward`, but without dK, dV and Hq / Hkv; dQ (B, Hq, Nq, d) in the storage
+    dtype.
+    """
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, pair, multiply = numba.from_dtype(arrays.word_dtype(dtype)), ptx.pair(dtype), ptx.mma(dtype)
     Bc, width = KEYS, padded(d)
@@ -76,16 +80,17 @@ def make_dq(R, warps, d, dtype, positive, aligned):
         Li = cuda.local.array(rows, wide)
         Di = cuda.local.array(rows, wide)
 
+        top, end = max(0, -offset - right), min(Nq, Nk - offset + left)     # queries that see some key: top … end − 1
         if low < high:
-            load(tile, 0, Br, Q, b, h, row0, 0, Nq, t)
-            load(tile, dO_at, Br, dO, b, h, row0, 0, Nq, t)
+            load(tile, 0, Br, Q, b, h, row0, top, end, t)
+            load(tile, dO_at, Br, dO, b, h, row0, top, end, t)
             load(tile, K_at + (first & 1) * stage, Bc, K, b, g, first * Bc, low, high, t)
             load(tile, V_at + (first & 1) * stage, Bc, V, b, g, first * Bc, low, high, t)
         ptx.commit_copies()
         for e in range(acc_size):
             dQi[e] = zero
         for n in range(rows):
-            row = min(row0 + w * R + n * 8 + lane // 4, Nq - 1)
+            row = min(row0 + w * R + n * 8 + lane // 4, Nq - 1)     # L2 and D may end before this tile does
             Li[n] = L2[b, h, row]
             Di[n] = D[b, h, row]
 
@@ -141,13 +146,13 @@ def make_dq(R, warps, d, dtype, positive, aligned):
                         multiply(dQi, f, left_factor, (b0, b1))
                         multiply(dQi, f + 4, left_factor, (b2, b3))
 
-        cuda.syncwarp(ALL)                                             # the warp is done with its rows of Qi
+        cuda.syncwarp(ALL)                                          # the warp is done with its rows of Qi
         for n in range(rows):
             for y in range(channels):
                 e = (n // 2 * channels + y) * 4 + n % 2 * 2
                 at = cell(w * R + n * 8 + lane // 4, y) + lane % 4 * 2
                 ptx.store_pair(tile, at, pair(dQi[e] * scale, dQi[e + 1] * scale))      # (11) the scale, once
-        cuda.syncwarp(ALL)                                             # the pairs of all lanes are there
+        cuda.syncwarp(ALL)                                          # the pairs of all lanes are there
         store(tile, w * R * width, R, dQ, b, h, row0 + w * R, Nq, lane, WARP)
 
     return dq

@@ -18,7 +18,7 @@ from numba.cuda import types
 
 from cuda_kernels import arrays, ptx, swizzled
 from cuda_kernels.launch import ALL, WARP, numbers
-from cuda_kernels.products import ROWS, part_of
+from cuda_kernels.products import OWN_ROWS, ROWS, part_of
 from cuda_kernels.swizzled import CHUNK, padded
 
 LOG2_E = np.float32(1 / np.log(2))
@@ -68,9 +68,9 @@ def make_preprocess(Br, warps, d, size, dtype, aligned):
                 total += cuda.shfl_xor_sync(ALL, total, 1 << m)
             if r < Br and c == 0:
                 row = i * Br + r
-                l = L[b, h, row] if row < Nq else minus_inf
-                D[b, h, row] = total - dL[b, h, row] if row < Nq else zero
-                L2[b, h, row] = l * LOG2_E if l != minus_inf else PLUS_INF
+                Li = L[b, h, row] if row < Nq else minus_inf
+                D[b, h, row] = total - dL[b, h, row] if Li != minus_inf else zero
+                L2[b, h, row] = Li * LOG2_E if Li != minus_inf else PLUS_INF
 
     return preprocess
 
@@ -97,7 +97,7 @@ def make_convert(Br, width, warps, d, dtype):
         for e in range(size):
             place = (e // 4 * T + t) * 4 + e % 4                    # as lanes hold it, four at a time
             mine[e] = dQ[b, h, i, place] * scale
-        for n in range(ROWS // 8):
+        for n in range(OWN_ROWS):
             for y in range(strips):
                 e, r = (n // 2 * strips + y) * 4 + n % 2 * 2, w % tall * ROWS + n * 8 + lane // 4
                 at = cell(r, w // tall * columns // 8 + y) + lane % 4 * 2

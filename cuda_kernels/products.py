@@ -5,7 +5,8 @@ A warp has 32 rows of the result and some of its columns; warps stand above and 
     result R × C, 8 warps, R = 64          warp 0 | warp 2 | warp 4 | warp 6        32 rows
     (32 · C/4 for each)                    warp 1 | warp 3 | warp 5 | warp 7        32 rows
 
-So a factor that is loaded serves two products, or as many as there are columns. Elements of a warp's part lie as
+So a right factor that is loaded serves two products, one for each slab of 16 rows, and a left one as many as there are
+strips of 8 columns. Elements of a warp's part lie as
 `ptx/matrices.py` says, and as in `fa2_mma.py`: acc[(s·strips + y)·4 + 2·half + z] is slab s of 16 rows, strip y of 8
 columns, the upper or lower of the lane's two rows, the first or second of its two columns. The lane's row n is the half
 n % 2 of slab n // 2.
@@ -21,6 +22,7 @@ from cuda_kernels import ptx, swizzled
 from cuda_kernels.swizzled import CHUNK, PRODUCT
 
 ROWS = 32                                                           # of a warp's part of a result, as a rule
+OWN_ROWS = ROWS // 8                                                # of a lane
 
 
 class Part(NamedTuple):
@@ -48,7 +50,8 @@ def part_of(height, width, warps, rows=ROWS):
 
 
 class Factor(NamedTuple):
-    """A factor of a product. width: of its rows on chip. across: does a row of it lie along the sum, or across it?"""
+    """A factor of a product. width: of its rows on chip. across: False if a row of it lies along the sum (Q in QKᵀ),
+    True if the sum runs down its rows (dO in PᵀdO)."""
 
     width: int
     across: bool = False
@@ -69,7 +72,7 @@ def product(dtype, part, depth, left, right):
     load_B = ptx.ldmatrix_x4_trans if right.across else ptx.ldmatrix_x4
     A_step, B_step = 16 * left.width, 16 * right.width              # 16 rows further on
     A_across, B_across = left.across, right.across
-    even = part.columns & (part.columns - 1) == 0                   # `further` may step through the columns
+    power_of_two = part.columns & (part.columns - 1) == 0                   # `further` may step through the columns
 
     @cuda.jit(device=True, forceinline=True)
     def add_product(acc, tile, A, row0, B, col0, lane):
@@ -86,7 +89,7 @@ def product(dtype, part, depth, left, right):
             for y in range(0, strips, 2):
                 if not B_across:
                     at = B_further(B_at, 2 * k) + y * 8 * (B_step // 16)
-                elif even:
+                elif power_of_two:
                     at = B_further(B_at, y) + k * B_step
                 else:
                     at = B + B_cell(k * 16 + row, col0 // CHUNK + upper + y)

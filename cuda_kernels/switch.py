@@ -28,6 +28,11 @@ def devices():
     return count.value
 
 
+def without_gpu():
+    """Why kernels run in the simulator, for commands that measure them."""
+    return "the CUDA driver finds none here" if devices() == 0 else "the simulator was asked for (FA_REF_CUDA)"
+
+
 def driver():
     """The CUDA driver's library; OSError if there is none."""
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")

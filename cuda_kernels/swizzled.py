@@ -18,10 +18,10 @@ from functools import cache
 import numpy as np
 from numba import cuda
 
-from cuda_kernels import ptx
+from cuda_kernels import arrays, ptx
 from cuda_kernels.launch import WARP
+from cuda_kernels.ptx.copies import CHUNK
 
-CHUNK = 8                                                           # numbers of 16 bits in 16 bytes
 PRODUCT = 16                                                        # channels or keys that a product takes at a time
 
 
@@ -44,13 +44,18 @@ def places(D):
 
     @cuda.jit(device=True, forceinline=True)
     def further(at, c):
-        """Where the chunk c further on in its row begins, for an even c, if one of the first two begins at `at`.
+        """Where the chunk c further on in its row begins, if chunk c0 does at `at` and c has no bit in common with c0.
 
         `cell` would say the same, but so a lane has one place to remember instead of one for each c.
         """
         return (at ^ (c & swap) * CHUNK) + (c & ~swap) * CHUNK
 
     return cell, further
+
+
+def aligned(call, *given):
+    """May the rows of all these arrays be read 16 bytes at a time?"""
+    return call.sizes.d % CHUNK == 0 and all(arrays.in_chunks(call.place.argument(x), 2 * CHUNK) for x in given)
 
 
 def functions(d, warps, narrow, aligned, D=None):
@@ -62,8 +67,8 @@ def functions(d, warps, narrow, aligned, D=None):
     D, nothing = D or padded(d), np.float32(0)
     cell, further = places(D)
     chunks, threads = D // CHUNK, warps * WARP
-    at_once = threads // chunks                                     # rows that are loaded at once; by all threads?
-    by_all = threads % chunks == 0
+    at_once = threads // chunks                                     # rows that are loaded at once …
+    by_all = threads % chunks == 0                                  # … by all threads?
 
     @cuda.jit(device=True, forceinline=True)
     def load(tile, at, size, X, b, h, row0, low, high, t):
@@ -92,7 +97,8 @@ def functions(d, warps, narrow, aligned, D=None):
     @cuda.jit(device=True, forceinline=True)
     def store(tile, at, size, X, b, h, row0, high, t, T):
         """Store the `size` rows at tile[at …] to X[b, h], from row0 on, up to row high − 1. T threads, a warp or more,
-        do it together; they divide size · D / 8. Rows of X lie side by side."""
+        do it together; T divides size · D / 8. The numbers of a row of X lie side by side, from a multiple of 16 bytes
+        on if d is a multiple of 8."""
         for n in range(size * chunks // T):
             r, c = (n * T + t) // chunks, (n * T + t) % chunks
             if row0 + r < high:

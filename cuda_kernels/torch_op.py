@@ -37,7 +37,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = 
     """(out, lse) of q (B, Hq, Nq, d), k (B, Hkv, Nk, d), v (B, Hkv, Nk, dv); options as in `fa_ref.forward`.
 
     causal is bottom-right, as there. 16 bits on a GPU: d = dv up to 256. deterministic is about the gradient of q: see
-    `cuda_kernels.backward`.
+    `cuda_kernels.backward`; torch.use_deterministic_algorithms(True) asks for it too.
     """
     refuse_tangents(q, k, v)
     package, how = library(q)
@@ -55,7 +55,7 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
     refuse_tangents(dout, q, k, v)
     package, how = library(q)
     if package is cuda_kernels:
-        how["deterministic"] = deterministic
+        how["deterministic"] = deterministic or torch.are_deterministic_algorithms_enabled()
     dout, q, k, v, out = map(in_rows, (dout, q, k, v, out))
     gradients = package.backward(dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale,
                                  window=(window_left, window_right), **how)
@@ -68,7 +68,7 @@ def in_rows(x):
 
 
 def refuse_tangents(*tensors):
-    """NotImplementedError for dual tensors: torch would take the derivative that nobody computes for zero."""
+    """NotImplementedError for dual tensors: torch would silently return a tangent of 0, since nobody computes it."""
     if any(unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError(FORWARDS)
 
@@ -204,7 +204,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         raise NotImplementedError(f"dropout_p is not offered by fa_ref::attention, got {dropout_p}")
     check_axes(query=query, key=key, value=value)
     if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise ValueError(f"{query.shape[1]} query heads and {key.shape[1]} of keys need enable_gqa=True")
+        raise ValueError(f"{query.shape[1]} query heads and {key.shape[1]} key/value heads need enable_gqa=True")
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

@@ -126,6 +126,20 @@ def spread(name, device=DEVICE):
     return "the same bits"
 
 
+def by_setting(name, device=DEVICE, N=1000):
+    """torch.use_deterministic_algorithms makes it deterministic: the same bits in ten runs."""
+    x = tensors(device, name, N, N)
+    given = gradients_of(x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, *others = [solved(x, *given, causal=True) for _ in range(10)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in others:
+        same(other, first, "another run")
+    return "the same bits in 10 runs"
+
+
 def in_place_of_torchs(name, device=DEVICE):
     """The stand-in beside torch's own, as near to float64: out and gradients, is_causal, all lengths, grouped heads."""
     worst, count = 0.0, 0
@@ -293,6 +307,7 @@ def captured(name):
 
 CHECKS = (("opcheck", accepted, (*NAMES, "float32")), ("gradients", right, (*NAMES, "float32")),
           ("which kernel", asked, (*NAMES, "float32", "float64")), ("a gradient of one number", spread, NAMES),
+          ("deterministic by torch's setting", by_setting, (*NAMES, "float32")),
           ("in place of torch's", in_place_of_torchs, NAMES),
           ("torch.compile, aot_eager", partial(compiled, backend="aot_eager"), NAMES),
           ("torch.compile, inductor", partial(compiled, backend="inductor"), NAMES),

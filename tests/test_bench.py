@@ -85,7 +85,7 @@ def test_options():
 
 @simulated
 def test_without_a_gpu_it_says_so(capsys):
-    assert bench.main(["--quick"]) == 2 and "start with FA_REF_CUDA=gpu" in capsys.readouterr().out
+    assert bench.main(["--quick"]) == 2 and "measures kernels on a GPU, and the" in capsys.readouterr().out
 
 
 # --- what is true ---------------------------------------------------------------------------------------------

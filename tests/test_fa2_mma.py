@@ -278,7 +278,7 @@ WRONG_NUMBERS = {
     "rows of Oi exchanged": ("fa2_mma", r"n \* 8 \+ lane // 4, y\)", "(n ^ 1) * 8 + lane // 4, y)"),
     "work counted from the wrong end": ("fa2_mma", r"// Br - 1 - i\b", "// Br - 2 - i"),
     "masks one key too few": ("fa2_mma", r"(p \+ right, Nk - 1\) - mine)", r"\1 + 1"),
-    "never masks": ("fa2_mma", r"if col0 < p1.*", "if False:"),
+    "never masks": ("fa2_mma", r"if col0 < p_last.*", "if False:"),
     "one tile too few": ("fa2_mma", r"\+ Bc - 1\) // Bc", ") // Bc"),
 }
 

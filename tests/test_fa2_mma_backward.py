@@ -116,6 +116,26 @@ def test_keys_that_nobody_sees_may_be_anything(dtype, deterministic):
     assert all(np.array_equal(getattr(answers[0], name), getattr(answers[1], name)) for name in ("out", *GRADIENTS))
 
 
+@dtypes
+@ways
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (1, 1)}], ids=["causal", "window"])
+def test_queries_that_see_nothing_may_be_anything(dtype, deterministic, options):
+    """The first 14 of 44 before 30 keys. Their lse is −∞, so that what reaches it may well be NaN: on chip zeros stand
+    for q and dout, and P and dS are 0."""
+    p = with_gradients(problem(dtype, Nq=44, Nk=30, d=16, **options), dlse=True)
+    out, lse = forward(p)
+    blind = np.isneginf(lse)
+    assert blind.sum() == (14 if "causal" in options else 13)
+    fields = {name: getattr(p, name).copy() for name in ("q", "dout", "dlse")}
+    answers = []
+    for filling in (0, np.nan, np.inf):
+        for x in fields.values():
+            x[blind] = filling
+        answers.append(solved(p.replace(**fields), (out, lse), deterministic=deterministic))
+    for answer in answers[1:]:
+        assert all(np.array_equal(getattr(answers[0], name), getattr(answer, name)) for name in GRADIENTS)
+
+
 @slow
 @ways
 def test_any_strides(deterministic):

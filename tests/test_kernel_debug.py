@@ -3,6 +3,7 @@
 What a debugger shows there is in docs/debugging_kernels.md, whose sessions tests/test_docs.py repeats.
 """
 
+import inspect
 import json
 import os
 import re
@@ -22,8 +23,8 @@ kernels = pytest.mark.parametrize("kernel", ["standard", "fa1", "fa2"])
 
 
 def two_results(told):
-    """The two matrices that it prints at its end: O and plain softmax."""
-    ours, plain = (re.findall(r"-?\d+\.\d+", half) for half in told.split("and plain softmax"))
+    """The two matrices that it prints at its end: O, or dQ, and that of plain softmax."""
+    ours, plain = (re.findall(r"-?\d+\.\d+", half) for half in re.split("and (?:of )?plain softmax", told))
     return np.array(ours, float), np.array(plain, float)
 
 
@@ -59,6 +60,32 @@ def test_a_warp_stops_where_its_block_or_its_lanes_meet():
     lines = Path(core.__file__).read_text(encoding="utf-8").split("\n")
     stops = [lines[n - 1].split("#")[0].strip() for n in debug.barriers(core.make_forward, 4)]
     assert stops == ["cuda.syncthreads()"] * 2 + ["cuda.syncwarp(ALL)"] * 2     # one of the first for wide heads only
+
+
+@pytest.mark.parametrize("kernel, close", [("fa2", {"rtol": 0, "atol": 1e-7}), ("fa2_mma", {"rtol": 5e-3, "atol": 0})])
+def test_the_backward_pass_runs_to_its_end(kernel, close, capsys):
+    assert debug.main([kernel, "--backward", "--run"]) == 0
+    ours, plain = two_results(capsys.readouterr().out)
+    assert len(ours) == 8 and np.allclose(ours, plain, **close) and abs(plain).max() > 1
+
+
+@pytest.mark.parametrize("kernel", debug.BACKWARD)
+def test_the_backward_pass_stops_when_tiles_of_queries_are_there(kernel):
+    stop = debug.BACKWARD[kernel]
+    lines = Path(inspect.getsourcefile(inspect.unwrap(stop.maker))).read_text(encoding="utf-8").split("\n")
+    stops = [lines[n - 1].split("#") for n in debug.barriers(stop.maker, stop.step)]
+    assert "Qi, dOi" in stops[0][1] and len(stops) >= 3 and all("cuda.syncthreads()" in stop[0] for stop in stops)
+
+
+@pytest.mark.parametrize("asked, said", [
+    (["fa1", "--backward"], "--backward is offered for fa2 and fa2_mma, got fa1"),
+    (["fa2_mma", "--threads", "8"], "--threads: threads must be a multiple of 32 .* got 8"),
+    (["fa2", "--threads", "0"], "--threads: threads must be at least 1, got 0"),
+])
+def test_what_cannot_be_is_refused_in_a_line(asked, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        debug.main([*asked, "--run"])
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_on_a_gpu_pdb_is_refused(monkeypatch, capsys):

@@ -152,7 +152,7 @@ def test_what_is_refused():
         scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(5, 7, dtype=torch.bool))
     with pytest.raises(NotImplementedError, match=r"dropout_p is not offered by fa_ref::attention, got 0.1"):
         scaled_dot_product_attention(q, k, v, dropout_p=0.1)
-    with pytest.raises(ValueError, match="4 query heads and 2 of keys need enable_gqa=True"):
+    with pytest.raises(ValueError, match="4 query heads and 2 key/value heads need enable_gqa=True"):
         scaled_dot_product_attention(q, k, v)
     out, _ = attention(q, k, v)
     (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
@@ -221,6 +221,28 @@ def test_bad_input_of_the_stand_in():
         scaled_dot_product_attention(q, k, v[:, :, :4], is_causal=True)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("setting", [False, True])
+def test_torchs_setting_of_deterministic_algorithms_is_heeded(asked, setting, monkeypatch):
+    """On a GPU, where it makes a difference."""
+    told = []
+
+    def gradients(*x, deterministic, dlse, **options):
+        told.append(deterministic)
+        return fa_ref.backward(*x, **options)
+
+    package = SimpleNamespace(forward=fa_ref.forward, backward=gradients)
+    monkeypatch.setattr(torch_op, "cuda_kernels", package)
+    monkeypatch.setattr(torch_op, "library", lambda q: (package, {}))
+    torch.use_deterministic_algorithms(setting)
+    try:
+        out, _ = attention(*tensors(), deterministic=asked)
+        out.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told == [asked or setting]
+
+
 # --- what tests/gpu_operator.py does on a GPU, tried here -----------------------------------------------------
 
 def test_checks_for_a_gpu():
@@ -230,6 +252,7 @@ def test_checks_for_a_gpu():
         assert gpu_operator.cast(name, "cpu").startswith("out torch.bfloat16")
     assert gpu_operator.asked("bfloat16", "cpu") == "fa_ref, fa2"
     assert gpu_operator.spread("bfloat16", "cpu") == "the same bits"
+    assert gpu_operator.by_setting("bfloat16", "cpu", N=9) == "the same bits in 10 runs"
     assert gpu_operator.in_place_of_torchs("bfloat16", "cpu").startswith("12 problems")
     assert gpu_operator.by_func("bfloat16", "cpu") == "the same bits"
     assert gpu_operator.refuses("bfloat16", "cpu", "meta").startswith("7 kinds")

@@ -207,7 +207,7 @@ def test_what_is_trained():
     (["--hidden", "4000"], "multiple of the head dim 128, got 4000"),
     (["--device", "cpu", "--hidden", "16,20"], "multiple of the head dim 8, got 20"),
     (["--seqlens", "2048,3000"], "--seqlens must divide the 16384 tokens of a step, got 3000"),
-    (["--seqlens", "0"], "--seqlens must divide .* got 0"), (["--tokens", "0"], "0 tokens of a step, got 2048"),
+    (["--seqlens", "0"], "--seqlens must divide .* got 0"), (["--tokens", "-5"], "--tokens must be at least 1, got -5"),
     (["--steps", "0"], "--steps must be at least 1, got 0"), (["--layers", "-1"], "--layers must be .* 1, got -1"),
     (["--hidden", "x"], "'x' is no list of whole numbers"), (["--save", "/no/such/folder/x"], "no folder /no/such"),
     (["--device", "tpu"], "invalid choice: 'tpu'")])

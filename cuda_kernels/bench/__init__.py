@@ -17,6 +17,7 @@ import json
 from pathlib import Path
 
 import cuda_kernels
+from cuda_kernels import switch
 from cuda_kernels.bench import grid
 
 ON_TENSOR_CORES = tuple(name for name in cuda_kernels.KERNELS if name not in cuda_kernels.PLAIN)
@@ -87,7 +88,7 @@ def main(argv=None):
 def unable():
     """Why nothing can be measured here; None if it can."""
     if cuda_kernels.SIMULATED:
-        return "bench measures kernels on a GPU, and they run in the simulator here: start with FA_REF_CUDA=gpu"
+        return f"bench measures kernels on a GPU, and {switch.without_gpu()}"
     try:
         import torch
     except ImportError:

@@ -95,7 +95,7 @@ def main(argv=None):
         parser.error(f"--save: there is no folder {options.save.absolute().parent}")
     why = unable()
     if why:
-        print(why)
+        print(why.replace("bench", "tiles"))
         return 2
     from cuda_kernels.bench import backward, clock, measure, show
 

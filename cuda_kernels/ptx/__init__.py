@@ -4,7 +4,8 @@ On the device a function becomes the instruction; in the simulator its model run
 
     numbers     conversions between float32 and 16 bits, one at a time and in pairs; 2ˣ
     matrices    the product of two small matrices whose elements lie spread over a warp, and how they are loaded so
-    copies      copies from global to shared memory that go on while the thread does something else; wide stores
+    copies      copies from global to shared memory that go on while the thread does something else; wide loads
+                and stores
     atomics     sums in global memory to which several threads add
 
 `warp` and `assembly` are what the models and the instructions are made with. bfloat16 crosses into kernels as 16-bit

@@ -1,4 +1,4 @@
-"""Additions to global memory that nobody comes between, and that nothing comes back from.
+"""Atomic additions to global memory, which return nothing.
 
 Numba's own `cuda.atomic.add` takes an array in any memory, and asks at every call which one it is.
 

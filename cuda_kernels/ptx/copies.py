@@ -1,4 +1,4 @@
-"""From global to shared memory without a detour through registers, while the thread goes on; and wide stores.
+"""From global to shared memory without a detour through registers, while the thread goes on; and wide loads and stores.
 
 `copy_async` begins a copy of 16 bytes. `commit_copies` makes one group of all copies that this thread has begun since
 the last commit; `wait_copies(n)` waits until at most n of its latest groups are still under way. What has arrived may

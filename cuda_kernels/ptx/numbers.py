@@ -28,7 +28,7 @@ if SIMULATED:
 
     def exp2(x):
         """2ˣ of a float32, right to 2 units in the last place; subnormal numbers are 0. The model rounds once."""
-        x = np.float32(0) if abs(x) < SMALLEST else x 
+        x = np.float32(0) if abs(x) < SMALLEST else x
         with np.errstate(all="ignore"):
             y = np.exp2(np.float32(x))
         return np.float32(0) if y < SMALLEST else y

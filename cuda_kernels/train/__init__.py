@@ -17,6 +17,7 @@ import json
 from pathlib import Path
 
 import cuda_kernels
+from cuda_kernels import switch
 from cuda_kernels.bench import numbers
 from cuda_kernels.train import sizes
 
@@ -53,6 +54,8 @@ def main(argv=None):
     from cuda_kernels.bench.targets import ok
     from cuda_kernels.train import measure, show, targets  # these import torch
 
+    if options.device == "cpu":
+        measure.torch.set_num_threads(1)                            # so little work is not worth sharing
     with progress(measure.parts(plan)) as step:
         record = measure.everything(plan, options.device, step)
     if options.save:
@@ -70,7 +73,6 @@ def unable(device):
     if device == "cpu":
         return None
     if cuda_kernels.SIMULATED:
-        return ("train measures kernels on a GPU, and they run in the simulator here: start with FA_REF_CUDA=gpu, or "
-                "try it out with --device cpu")
+        return f"train measures kernels on a GPU, and {switch.without_gpu()}; --device cpu tries it out"
     return None if torch.cuda.is_available() else ("train needs a torch that sees the GPU, and this one sees none; "
                                                    "--device cpu tries it out")

@@ -24,7 +24,7 @@ def flash(q, k, v):
 
 
 def eager(q, k, v):
-    """Standard attention, written out: S and P are kept in memory for the backward pass."""
+    """Standard attention, written out: S and P go through memory, and P is kept for the backward pass."""
     S = q @ k.mT / math.sqrt(q.shape[3])                            # (B, H, N, N)
     hidden = torch.ones(S.shape[2:], dtype=torch.bool, device=S.device).triu(1)
     return S.masked_fill(hidden, -math.inf).softmax(dim=3) @ v

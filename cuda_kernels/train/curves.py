@@ -4,9 +4,9 @@ import torch
 
 from cuda_kernels.train import data
 from cuda_kernels.train.attentions import ATTENTIONS
+from cuda_kernels.train.targets import TRUTH  # eager attention, and everything else, in float32
 from cuda_kernels.train.trainer import Trainer
 
-TRUTH = "float32"                                                   # eager attention, and everything else, in float32
 RATE, RISES = 1e-3, 20                                              # the rate of AdamW, after so many steps of rising
 PARTS = 10                                                          # of a run, for the progress
 SEED = 1

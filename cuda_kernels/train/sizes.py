@@ -71,9 +71,11 @@ def head_dim(device, hidden):
 
 def check(size):
     """ValueError if a size makes no model."""
+    if size.tokens < 1:
+        raise ValueError(f"tokens must be at least 1, got {size.tokens}")
     if size.layers < 1:
         raise ValueError(f"layers must be at least 1, got {size.layers}")
     if size.hidden < 1 or size.hidden % size.d:
         raise ValueError(f"hidden must be a multiple of the head dim {size.d}, got {size.hidden}")
-    if size.N < 1 or size.tokens < 1 or size.tokens % size.N:
+    if size.N < 1 or size.tokens % size.N:
         raise ValueError(f"seqlens must divide the {size.tokens} tokens of a step, got {size.N}")
