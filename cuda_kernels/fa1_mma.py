@@ -235,9 +235,9 @@ def plan(card, sizes, dtype, options, mask, sink, threads, block_q, block_k):
     warps, Br = threads // WARP, block_q or Br
     fits = shared_bytes(Br, warps * C, d, d, 4, threads) <= card.dynamic_bytes         # others have less room on chip
     Bc = block_k or warps * (C if fits else PRODUCT)
-    if Br % SLAB or Bc % (warps * PRODUCT):
-        raise ValueError(f"fa1_mma with {threads} threads takes a block_q that is a multiple of {SLAB} and a block_k "
-                         f"that is one of {warps * PRODUCT}, got {Br} and {Bc}")
+    if Br % SLAB or Br > threads or Bc % (warps * PRODUCT):         # a lane keeps l and m of one row
+        raise ValueError(f"fa1_mma with {threads} threads takes a block_q that is a multiple of {SLAB} up to {threads} "
+                         f"and a block_k that is a multiple of {warps * PRODUCT}, got {Br} and {Bc}")
     return threads, Br, Bc
 
 

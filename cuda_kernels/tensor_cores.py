@@ -1,5 +1,8 @@
 """What kernels on tensor cores offer, and the tiles that they choose for a call."""
 
+import math
+
+import numpy as np
 from ml_dtypes import bfloat16
 
 from cuda_kernels.launch import WARP, check_threads
@@ -9,9 +12,10 @@ from cuda_kernels.swizzled import padded
 
 WARPS = range(1, 9)                                                 # of a block
 SLAB = 16                                                           # rows of a product
+MOST_SCALE = float(np.finfo(np.float32).max) * math.log(2)
 MOST_DIMS, NARROW = 256, 128                                        # largest d; largest with two slabs for each warp
 ON_A_GPU = (128, 128), (64, 128), (64, 64), (32, 64), (32, 32)      # Br, Bc backward
-TILES_BACKWARD = ((32, 32),) if SIMULATED else ON_A_GPU
+TILES_BACKWARD = ON_A_GPU[::-1] if SIMULATED else ON_A_GPU           # the smallest are the quickest to simulate
 LARGEST_BACKWARD = 128 * 128 * 64                                   # Br · Bc · d: what lanes' registers have room for
 KEYS = (16,) if SIMULATED else (64, 32, 16)                         # of a tile: the first that fits
 
@@ -24,6 +28,9 @@ def refuse(kernel, card, sizes, dtype, options, mask, sink):
              f"dtype {dtype}": dtype not in ("float16", bfloat16)}
     for name in (name for name, is_set in asked.items() if is_set):
         raise NotImplementedError(f"{name} is not offered by the kernel {kernel}; fa2_warps offers it")
+    if not abs(options.scale) < MOST_SCALE:
+        raise ValueError(f"{kernel} takes a scale below {MOST_SCALE:.3g}, since it multiplies by scale · log₂e in "
+                         f"float32, got {options.scale:.3g}")
     if card.capability < (8, 0):
         raise ValueError(f"{kernel} needs compute capability 8.0, {card.card} has {card.capability}")
 
@@ -58,12 +65,13 @@ def plan_backward(kernel, bytes_of, card, sizes, dtype, options, mask, sink, thr
     if threads is not None:
         check_threads(threads, card, WARPS)
     choices = [(block_q or Br, block_k or Bc, n) for Br, Bc in TILES_BACKWARD if Br * Bc * padded(d) <= LARGEST_BACKWARD
-               for n in ([8, 4, 2, 1] if threads is None else [threads // WARP])]
+               for n in (range(8, 0, -1) if threads is None else [threads // WARP])]
     shared = [(Br, Bc, n) for Br, Bc, n in choices if can_share(Br, Bc, n)]
     if not shared:
         tiles = f"{block_q or 'any'} × {block_k or 'any'}"
         raise ValueError(f"{kernel} backward cannot share tiles of {tiles} among {threads or 'any'} threads: a warp "
-                         "takes 32 rows of S and a multiple of 16 columns, and 32 rows of dK")
+                         "takes 32 rows of S and a multiple of 16 columns, and 32 rows of dK; 32, 64, 128 or 256 "
+                         "threads can share what is chosen without block_q and block_k")
     Br, Bc, warps = next((choice for choice in shared if bytes_of(*choice[:2], d, choice[2]) <= card.dynamic_bytes),
                          shared[-1])
     return warps * WARP, Br, Bc

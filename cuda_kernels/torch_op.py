@@ -17,6 +17,7 @@ from torch.autograd.forward_ad import unpack_dual
 import cuda_kernels
 import fa_ref
 from cuda_kernels import arrays
+from fa_ref import inputs
 
 HALVES = torch.float16, torch.bfloat16
 FORWARDS = ("fa_ref::attention has no derivative that goes forwards (jvp, jacfwd, hessian, dual tensors); "
@@ -174,7 +175,9 @@ def folded(function, n, in_dims, inputs):
         return (x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
     results = function(*map(fold, inputs, in_dims))
-    return tuple(x.unflatten(0, (n, len(x) // n)) for x in results), (0,) * len(results)
+    x, dim = next(both for both in zip(inputs, in_dims, strict=True) if both[1] is not None)
+    B = x.movedim(dim, 0).shape[1]
+    return tuple(x.unflatten(0, (n, B)) for x in results), (0,) * len(results)
 
 
 def in_func(q, k, v, causal=False, scale=None, window_left=-1, window_right=-1, deterministic=False):
@@ -196,19 +199,28 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     """What torch.nn.functional.scaled_dot_product_attention does, for (B, H, N, d); is_causal is top-left, as there.
 
     Under torch.autocast the tensors are cast as torch casts its own. NotImplementedError for a mask, for dropout;
-    ValueError for grouped heads without enable_gqa, for other axes than four.
+    ValueError for grouped heads without enable_gqa, for other axes than four; TypeError for what is no tensor, for
+    flags that are no bool, and for a scale that is a tensor: it would get no gradient.
     """
     if attn_mask is not None:
         raise NotImplementedError("attn_mask is not offered by fa_ref::attention; is_causal is")
     if dropout_p:
         raise NotImplementedError(f"dropout_p is not offered by fa_ref::attention, got {dropout_p}")
+    for name, x in {"query": query, "key": key, "value": value}.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    inputs.check_flag("is_causal", is_causal)
+    inputs.check_flag("enable_gqa", enable_gqa)
+    if isinstance(scale, torch.Tensor):
+        raise TypeError("scale must be a number, got a tensor, which would get no gradient")
     check_axes(query=query, key=key, value=value)
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(f"{query.shape[1]} query heads and {key.shape[1]} key/value heads need enable_gqa=True")
     device = query.device.type
-    if torch.is_autocast_enabled(device):
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
+        query, key, value = (x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
+                             for x in (query, key, value))
     right = -1
     if is_causal:                                                   # query i sees the keys 0 … i
         Nq, Nk = query.shape[2], key.shape[2]

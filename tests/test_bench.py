@@ -69,7 +69,8 @@ def test_operations_are_those_of_two_products():
     (["--kernels", "fa2_mma,fa2_mna"], "--kernels takes .*fa2_mma.*, got fa2_mna"),
     (["--kernels", "fa2"], "--kernels takes .*, got fa2$"), (["--dims", "64,x"], "'64,x' is no list of whole numbers"),
     (["--dims", "100"], "--dims must divide the 2048 channels"), (["--seqlens", "3"], "--seqlens must divide"),
-    (["--save", "/no/such/folder/x.json"], "no folder /no/such/folder"), (["--sove", "x"], "unrecognized arguments")])
+    (["--save", "/no/such/folder/x.json"], "no folder /no/such/folder"),
+    (["--save", "/"], "--save takes a file, and / is a folder"), (["--sove", "x"], "unrecognized arguments")])
 def test_bad_options_are_refused_by_name(arguments, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         bench.parsed(arguments)

@@ -138,7 +138,9 @@ def test_what_is_refused():
                          ([x, x, np.zeros((1, 1, 4, 5), np.float16)], "dv = 5 with d = 8")]:
         with pytest.raises(NotImplementedError, match=said):
             cuda_kernels.forward(*arrays, kernel="fa1_mma")
-    for how, said in [({"threads": 48}, "multiple of 32"), ({"threads": 64, "block_k": 48}, "one of 32, got 16 and 48"),
+    for how, said in [({"threads": 48}, "multiple of 32"),
+                      ({"threads": 64, "block_k": 48}, "multiple of 32, got 16 and 48"),
+                      ({"threads": 32, "block_q": 48}, "multiple of 16 up to 32 .* got 48 and"),
                       ({"block_q": 24, "block_k": 16}, "block_q that is a multiple of 16 .* got 24 and 16")]:
         with pytest.raises(ValueError, match=said):
             cuda_kernels.forward(x, x, x, kernel="fa1_mma", **how)

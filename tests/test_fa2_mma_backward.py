@@ -161,6 +161,16 @@ def test_what_lies_past_the_end_overflows_nowhere(dtype, deterministic):
     assert all(np.isfinite(getattr(result, name).astype(np.float32)).all() for name in GRADIENTS)
 
 
+@slow
+@pytest.mark.parametrize("how", [{"threads": 96, "block_q": 32, "block_k": 96}, {"block_q": 32, "block_k": 96},
+                                 {"threads": 128}, {"threads": 256}], ids=str)
+def test_other_numbers_of_warps(how):
+    """Three or six where the tiles suit them; and tiles are found for any number of warps that can share some."""
+    p, (out, lse) = posed(Nq=40, Nk=100, d=16, causal=True)
+    found = cuda_kernels.backward(p.dout, p.q, p.k, p.v, out, lse, **how, **options_of(p.replace(block_q=None)))
+    judge(p, Result(out, lse, *found))
+
+
 # --- refused --------------------------------------------------------------------------------------------------
 
 def test_tiles_that_cannot_be_shared_are_refused():
@@ -170,6 +180,8 @@ def test_tiles_that_cannot_be_shared_are_refused():
         with pytest.raises(ValueError, match=f"fa2_mma backward cannot share {said}"):
             solved(p, **how)
     x = np.zeros((1, 1, 4, 8), np.float16)
+    with pytest.raises(ValueError, match=r"fa2_mma takes a scale below 2.36e\+38, .* got -3e\+38"):
+        cuda_kernels.forward(x, x, x, kernel="fa2_mma", scale=-3e38)
     lse = np.zeros((1, 1, 4), np.float32)
     with pytest.raises(NotImplementedError, match="softcap is not offered by the kernel fa2_mma"):
         cuda_kernels.backward(x, x, x, x, x, lse, kernel="fa2_mma", softcap=1.0)

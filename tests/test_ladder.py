@@ -248,7 +248,8 @@ def test_the_command_without_a_gpu(capsys):
     assert main(["ladder"]) == 2
     said = capsys.readouterr().err
     assert "on a GPU" in said and "diff -w cuda_kernels/ladder/r3.py" in said
-    for wrong, told in ((["--rungs", "r0,r12"], "got 'r12'"), (["--dtype", "f32"], "invalid choice")):
+    for wrong, told in ((["--rungs", "r0,r12"], "got 'r12'"), (["--dtype", "f32"], "invalid choice"),
+                        (["--save", "/no/such/folder/x"], "no folder /no/such")):
         with pytest.raises(SystemExit):
             main(["ladder", *wrong])
         assert told in capsys.readouterr().err

@@ -249,6 +249,24 @@ def test_math_is_that_of_a_gpu():
     assert answer(X, lambda _: math.fabs(largest)) == largest
 
 
+@cuda.jit
+def multiplied_and_added(x, out):
+    out[0] = cuda.fma(x[0], x[0], x[1])
+
+
+def test_a_multiply_add_is_rounded_once():
+    """(1 + 2⁻¹²)² − 1 − 2⁻¹¹ is 2⁻²⁴; rounded to float32 before the sum, the square has lost it."""
+    for dtype in (np.float32, np.float64):
+        out = np.zeros(1, dtype)
+        multiplied_and_added[1, 1](np.array([1 + 2.0**-12, -1 - 2.0**-11], dtype), out)
+        assert out[0] == 2.0**-24
+    single = np.float32([1 + 2.0**-12, -1 - 2.0**-11])
+    assert single[0] * single[0] + single[1] == 0
+    out = np.zeros(1, np.float32)
+    multiplied_and_added[1, 1](np.array([3e38, 1], np.float32), out)
+    assert out[0] == np.inf
+
+
 def test_a_teaching_kernels_work_takes_less_than_a_second_and_a_half():
     """64 × 64 scores and as many products with V, d = 16: 131,072 multiply-adds, two guarded reads each."""
     rng = np.random.default_rng(0)

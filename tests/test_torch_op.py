@@ -126,6 +126,15 @@ def test_torch_func_maps():
                    for many, one in zip(found, torch.func.grad(loss, (0, 1))(x, k, v), strict=True))
 
 
+def test_torch_func_maps_over_nothing():
+    """No batches, and batches of no sequences."""
+    q, k, v = tensors(grad=False)
+    for shape in ((0, *q.shape), (3, 0, *q.shape[1:])):
+        found, lse = torch.func.vmap(attention, (0, None, None) if shape[1] else (0, 0, 0))(
+            q.new_zeros(shape), *((k, v) if shape[1] else (k.new_zeros(3, 0, *k.shape[1:]),) * 2))
+        assert found.shape == shape and lse.shape == shape[:-1]
+
+
 def test_derivatives_that_go_forwards_are_refused():
     """By name; torch would say 0 for the tangent."""
     x = tensors(grad=False)
@@ -219,6 +228,27 @@ def test_bad_input_of_the_stand_in():
         scaled_dot_product_attention(q[0], k[0], v[0])
     with pytest.raises(ValueError, match="key has Nk = 5, value has Nk = 4"):
         scaled_dot_product_attention(q, k, v[:, :, :4], is_causal=True)
+    with pytest.raises(TypeError, match="key must be a tensor, got ndarray"):
+        scaled_dot_product_attention(q, k.numpy(), v)
+    for flag in ("is_causal", "enable_gqa"):
+        with pytest.raises(TypeError, match=f"{flag} must be True or False, got 'no'"):
+            scaled_dot_product_attention(q, k, v, **{flag: "no"})
+    with pytest.raises(TypeError, match="scale must be a number, got a tensor"):
+        scaled_dot_product_attention(q, k, v, scale=torch.tensor(0.5, requires_grad=True))
+
+
+def test_without_memory_only_shapes_are_computed():
+    q, k, v = (x.to("meta") for x in tensors(grad=False))
+    out = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert out.device.type == "meta" and out.shape == q.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
+def test_autocast_leaves_alone_what_is_no_float(dtype):
+    """As without autocast: refused, not cast."""
+    q, k, v = (x.to(dtype) for x in tensors(grad=False, heads=(2, 2)))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError):
+        scaled_dot_product_attention(q, k, v)
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -210,6 +210,7 @@ def test_what_is_trained():
     (["--seqlens", "0"], "--seqlens must divide .* got 0"), (["--tokens", "-5"], "--tokens must be at least 1, got -5"),
     (["--steps", "0"], "--steps must be at least 1, got 0"), (["--layers", "-1"], "--layers must be .* 1, got -1"),
     (["--hidden", "x"], "'x' is no list of whole numbers"), (["--save", "/no/such/folder/x"], "no folder /no/such"),
+    (["--save", "/"], "--save takes a file, and / is a folder"),
     (["--device", "tpu"], "invalid choice: 'tpu'")])
 def test_bad_options_are_refused_by_name(arguments, said, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -41,14 +41,21 @@ def parsed(argv=None):
     if wrong:
         parser.error(f"--kernels takes {', '.join(known)}{' with --backward' if options.backward else ''}, "
                      f"got {', '.join(wrong)}")
-    if options.save and not options.save.absolute().parent.is_dir():
-        parser.error(f"--save: there is no folder {options.save.absolute().parent}")
+    check_save(parser, options.save)
     dims = options.dims or (grid.QUICK_DIMS if options.quick else grid.DIMS)
     lengths = options.seqlens or (grid.QUICK_LENGTHS if options.quick else grid.LENGTHS)
     try:
         return options, grid.grid(dims, lengths)
     except ValueError as problem:
         parser.error(f"--{problem}")
+
+
+def check_save(parser, path):
+    """A file that cannot be written ends the program before anything is measured. None is no file."""
+    if path is not None and path.is_dir():
+        parser.error(f"--save takes a file, and {path.absolute()} is a folder")
+    if path is not None and not path.absolute().parent.is_dir():
+        parser.error(f"--save: there is no folder {path.absolute().parent}")
 
 
 def numbers(text):
@@ -85,12 +92,12 @@ def main(argv=None):
     return 0 if targets.ok(targets.judged(record)) else 1
 
 
-def unable():
-    """Why nothing can be measured here; None if it can."""
+def unable(command="bench"):
+    """Why this command can measure nothing here; None if it can."""
     if cuda_kernels.SIMULATED:
-        return f"bench measures kernels on a GPU, and {switch.without_gpu()}"
+        return f"{command} measures kernels on a GPU, and {switch.without_gpu()}"
     try:
         import torch
     except ImportError:
-        return "bench measures beside torch, which is not installed: make gpu, or pip install torch"
-    return None if torch.cuda.is_available() else "bench needs a torch that sees the GPU, and this one sees none"
+        return f"{command} measures beside torch, which is not installed: make dev, or pip install torch"
+    return None if torch.cuda.is_available() else f"{command} needs a torch that sees the GPU, and this one sees none"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import cuda_kernels
 from cuda_kernels import prepared, tensor_cores
-from cuda_kernels.bench import unable
+from cuda_kernels.bench import check_save, unable
 from cuda_kernels.bench.grid import DIMS, HIDDEN, TOKENS, Case
 from cuda_kernels.swizzled import padded
 from fa_ref.terminal import console, tabled
@@ -91,11 +91,10 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m cuda_kernels tiles", description=__doc__.splitlines()[0])
     parser.add_argument("--save", metavar="FILE", type=Path, help="write everything as JSON")
     options = parser.parse_args(argv)
-    if options.save and not options.save.absolute().parent.is_dir():
-        parser.error(f"--save: there is no folder {options.save.absolute().parent}")
-    why = unable()
+    check_save(parser, options.save)
+    why = unable("tiles")
     if why:
-        print(why.replace("bench", "tiles"))
+        print(why)
         return 2
     from cuda_kernels.bench import backward, clock, measure, show
 

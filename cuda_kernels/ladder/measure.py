@@ -19,6 +19,7 @@ from statistics import median
 import numpy as np
 from rich.progress import Progress
 
+from cuda_kernels.bench import check_save, unable
 from cuda_kernels.ladder import NAMES, run, table
 from cuda_kernels.launch import compiled_for
 from cuda_kernels.switch import SIMULATED
@@ -136,7 +137,8 @@ def compare(out, lse, truth):
 def main(argv=None):
     """`python -m cuda_kernels ladder`; returns 2 without a GPU, 1 if a rung is wrong."""
     parser = argparse.ArgumentParser(prog="python -m cuda_kernels ladder", description=__doc__.splitlines()[0])
-    parser.add_argument("--save", metavar="FILE", help="write the numbers, for python docs/generate.py ladder FILE")
+    parser.add_argument("--save", metavar="FILE", type=Path,
+                        help="write the numbers, for python docs/generate.py ladder FILE")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--rungs", default=",".join(NAMES), help="some of them, with commas: r0,r3")
     options = parser.parse_args(argv)
@@ -144,8 +146,10 @@ def main(argv=None):
     for name in names:
         if name not in NAMES:
             parser.error(f"a rung is one of {', '.join(NAMES)}, got {name!r}")
-    if SIMULATED:
-        print(WITHOUT, file=sys.stderr)
+    check_save(parser, options.save)
+    why = WITHOUT if SIMULATED else unable("ladder")
+    if why:
+        print(why, file=sys.stderr)
         return 2
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=1 + len(CASES) * len(variants(names)))
@@ -159,6 +163,6 @@ def main(argv=None):
             print(error, file=sys.stderr)
             return 1
     if options.save:
-        Path(options.save).write_text(json.dumps(found, indent=1), encoding="utf-8")
+        options.save.write_text(json.dumps(found, indent=1), encoding="utf-8")
     table.show(found)
     return 0

@@ -8,7 +8,7 @@ every kernel written with `from numba import cuda` and `@cuda.jit`:
     copies           cp.async: what is under way is NaN until its thread has waited for it (the models of such
                      instructions are in `cuda_kernels.ptx`)
     memory           fresh shared and local memory is NaN; an index < 0 or past the end is an error with a name in it
-    numbers          math.exp of a float32 is a float32, and inf where Python would raise
+    numbers          math.exp of a float32 is a float32, and inf where Python would raise; cuda.fma rounds once
     order            threads take turns in a fixed order, without polling: every run is the same run, and soon over
     ends             an exception or a deadlock ends the run with a message; nothing hangs (but a loop that waits for
                      memory to change without an atomic: end that with Ctrl-C)

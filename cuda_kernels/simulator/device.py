@@ -64,6 +64,17 @@ class Device(Warps, FakeCUDAModule):
         """Let the others run."""
         self.block.look_again()
 
+    # --- numbers ---
+
+    def fma(self, a, b, c):
+        """a · b + c, of float32 rounded once, as on a GPU (but for about one in 2²⁹ that lie between two floats).
+
+        Of float64 twice, as Numba has it."""
+        if not type(a) is type(b) is type(c) is np.float32:
+            return a * b + c
+        with np.errstate(over="ignore"):
+            return np.float32(float(a) * float(b) + float(c))       # the product of two float32 is exact in float64
+
     # --- bits, also of negative numbers ---
 
     def popc(self, value):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import cuda_kernels
 from cuda_kernels import switch
-from cuda_kernels.bench import numbers
+from cuda_kernels.bench import check_save, numbers
 from cuda_kernels.train import sizes
 
 
@@ -34,8 +34,7 @@ def parsed(argv=None):
     parser.add_argument("--tokens", type=int, metavar="T", help="of a step: a batch of T / N sequences")
     parser.add_argument("--steps", type=int, metavar="S", help="to learn a text")
     options = parser.parse_args(argv)
-    if options.save and not options.save.absolute().parent.is_dir():
-        parser.error(f"--save: there is no folder {options.save.absolute().parent}")
+    check_save(parser, options.save)
     try:
         return options, sizes.plan(options.device, options.quick, options.layers, options.hidden, options.seqlens,
                                    options.steps, options.tokens)
@@ -56,10 +55,13 @@ def main(argv=None):
 
     if options.device == "cpu":
         measure.torch.set_num_threads(1)                            # so little work is not worth sharing
-    with progress(measure.parts(plan)) as step:
-        record = measure.everything(plan, options.device, step)
-    if options.save:
-        options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+    record = {}
+    try:
+        with progress(measure.parts(plan)) as step:
+            measure.everything(plan, options.device, step, record)
+    finally:                                                        # of a run that fails, what it has found is kept
+        if options.save:
+            options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
     show.everything(record)
     return 0 if ok(targets.judged(record)) else 1
 

@@ -16,13 +16,15 @@ from cuda_kernels.train import curves, speed
 from cuda_kernels.train.attentions import ATTENTIONS
 
 
-def everything(plan, device, step=lambda what: None):
-    """All of it for a `sizes.Plan`; step(what) is told before each part, in words."""
-    found = {"on": where(device), "device": device, "speed": []}
+def everything(plan, device, step=lambda what: None, found=None):
+    """All of it for a `sizes.Plan`, in a dictionary, `found` if given; step(what) is told before each part."""
+    found = {} if found is None else found
+    found |= {"on": where(device), "device": device, "speed": []}
     for size in plan.speed:
         found["speed"].append(speed.measured(size, device, plan.rounds, step))
         speed.release(device)
-    return found | {"curves": curves.measured(plan.curve, plan.steps, device, step)}
+    found["curves"] = curves.measured(plan.curve, plan.steps, device, step)
+    return found
 
 
 def parts(plan):
