@@ -10,9 +10,9 @@ from unittest import mock
 import torch
 from torch.nn.functional import scaled_dot_product_attention as torchs_own
 
-from cuda_kernels import torch_op
 from cuda_kernels.bench.truth import compared, error
-from cuda_kernels.torch_op import HALVES, scaled_dot_product_attention
+from cuda_kernels.torch_op import operators, scaled_dot_product_attention
+from cuda_kernels.torch_op.operators import HALVES
 from fa_ref.testing import Problem, Result, oracle, tolerance
 from fa_ref.testing.standard_16bit import float64_truth, two_errors
 from gpu_arrays import DEVICE, judged, on_host, rows
@@ -106,7 +106,7 @@ def within(answer, given, options, what):
 def asked(name, device="cuda"):
     """Which kernel computes, forward and backward."""
     x = tensors(device, name)
-    package, how = torch_op.library(x[0])
+    package, how = operators.library(x[0])
     (option,) = how
     with (mock.patch.object(package, "forward", wraps=package.forward) as forward,
           mock.patch.object(package, "backward", wraps=package.backward) as backward):

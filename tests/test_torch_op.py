@@ -11,8 +11,7 @@ from torch.autograd import forward_ad  # noqa: E402
 import cuda_kernels  # noqa: E402, F401  first: it decides whether kernels are simulated
 import fa_ref  # noqa: E402
 import gpu_operator  # noqa: E402
-from cuda_kernels import torch_op  # noqa: E402
-from cuda_kernels.torch_op import scaled_dot_product_attention  # noqa: E402
+from cuda_kernels.torch_op import operators, scaled_dot_product_attention  # noqa: E402
 
 attention = torch.ops.fa_ref.attention
 
@@ -167,7 +166,7 @@ def test_what_is_refused():
     (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         gradient.sum().backward()
-    assert torch_op.library(q)[0].__name__ == "fa_ref"
+    assert operators.library(q)[0].__name__ == "fa_ref"
 
 
 def shaped(*shapes, dtypes=(torch.float32,) * 3):
@@ -262,8 +261,8 @@ def test_torchs_setting_of_deterministic_algorithms_is_heeded(asked, setting, mo
         return fa_ref.backward(*x, **options)
 
     package = SimpleNamespace(forward=fa_ref.forward, backward=gradients)
-    monkeypatch.setattr(torch_op, "cuda_kernels", package)
-    monkeypatch.setattr(torch_op, "library", lambda q: (package, {}))
+    monkeypatch.setattr(operators, "cuda_kernels", package)
+    monkeypatch.setattr(operators, "library", lambda q: (package, {}))
     torch.use_deterministic_algorithms(setting)
     try:
         out, _ = attention(*tensors(), deterministic=asked)
@@ -308,7 +307,7 @@ def wrong_backward(*x, **options):
 @pytest.mark.parametrize(("name", "wrong"), [("forward", wrong_forward), ("backward", wrong_backward)])
 def test_checks_for_a_gpu_notice_what_is_wrong(name, wrong, monkeypatch):
     package = SimpleNamespace(**{"forward": fa_ref.forward, "backward": fa_ref.backward, name: wrong})
-    monkeypatch.setattr(torch_op, "library", lambda q: (package, {"algorithm": "fa2"}))
+    monkeypatch.setattr(operators, "library", lambda q: (package, {"algorithm": "fa2"}))
     for dtype in ("bfloat16", "float32"):
         with pytest.raises(AssertionError, match="lse" if name == "forward" else "dk"):
             gpu_operator.right(dtype, "cpu", [(9, 14)])
@@ -320,7 +319,7 @@ def test_checks_for_a_gpu_notice_what_is_wrong(name, wrong, monkeypatch):
 def test_a_copy_is_made_of_rows_that_are_not_side_by_side_and_of_nothing_else():
     x = torch.randn(1, 2, 4, 8)
     for whole in (x, x.transpose(1, 2), x[:, :, ::2], x[..., :1]):
-        assert torch_op.in_rows(whole) is whole
+        assert operators.in_rows(whole) is whole
     for broken in (x.mT, x[..., ::2], x[:, :, :1, :1].expand(x.shape)):
-        copy = torch_op.in_rows(broken)
+        copy = operators.in_rows(broken)
         assert copy.is_contiguous() and torch.equal(copy, broken)
