@@ -27,13 +27,11 @@ from numba import cuda
 from numba.cuda import types
 
 from cuda_kernels import arrays, ptx, swizzled, tensor_cores
-from cuda_kernels.fa2_mma import LN_2
-from cuda_kernels.fa2_mma_rows import LOG2_E
 from cuda_kernels.launch import ALL, WARP, check_threads, numbers
 from cuda_kernels.products import Factor, Part, product
 from cuda_kernels.switch import SIMULATED
 from cuda_kernels.swizzled import PRODUCT, padded
-from cuda_kernels.tensor_cores import SLAB, WARPS
+from cuda_kernels.tensor_cores import LN_2, LOG2_E, SLAB, WARPS
 
 unsigned = np.uint64                                                # of such an index nobody asks whether it is below 0
 # Up to which d; then warps, Br, keys of a warp: as many as registers have room for.

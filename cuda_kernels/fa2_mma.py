@@ -42,14 +42,12 @@ from numba.cuda import types
 
 from cuda_kernels import arrays, fa2_mma_backward, ptx, swizzled, tensor_cores
 from cuda_kernels.fa2_mma_backward import backward
-from cuda_kernels.fa2_mma_rows import LOG2_E
 from cuda_kernels.launch import ALL, WARP, numbers
 from cuda_kernels.swizzled import PRODUCT, padded
-from cuda_kernels.tensor_cores import NARROW, SLAB, WARPS
+from cuda_kernels.tensor_cores import LN_2, LOG2_E, NARROW, SLAB, WARPS
 
 __all__ = ["WARPS", "backward", "forward", "make_forward", "plan", "plan_backward", "shared_bytes"]
 
-LN_2 = np.float32(math.log(2))
 FEW_CHANNELS, FEW_KEYS = 64, 512                                    # problems for which three small blocks at once pay
 
 

@@ -30,10 +30,11 @@ import numpy as np
 from numba import cuda
 
 from cuda_kernels import arrays, fa2_mma_dq, ptx, swizzled
-from cuda_kernels.fa2_mma_rows import LOG2_E, make_convert, make_preprocess
+from cuda_kernels.fa2_mma_rows import make_convert, make_preprocess
 from cuda_kernels.launch import WARP, numbers
 from cuda_kernels.products import OWN_ROWS, ROWS, Factor, part_of, product
 from cuda_kernels.swizzled import padded
+from cuda_kernels.tensor_cores import LOG2_E
 
 
 def width_on_chip(Br, Bc, d, warps):

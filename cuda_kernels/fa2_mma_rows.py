@@ -20,8 +20,8 @@ from cuda_kernels import arrays, ptx, swizzled
 from cuda_kernels.launch import ALL, WARP, numbers
 from cuda_kernels.products import OWN_ROWS, ROWS, part_of
 from cuda_kernels.swizzled import CHUNK, padded
+from cuda_kernels.tensor_cores import LOG2_E
 
-LOG2_E = np.float32(1 / np.log(2))
 PLUS_INF = np.float32(np.inf)
 
 

@@ -10,6 +10,7 @@ from cuda_kernels.products import ROWS
 from cuda_kernels.switch import SIMULATED
 from cuda_kernels.swizzled import padded
 
+LOG2_E, LN_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))     # exp(x) is 2^(x·log₂e)
 WARPS = range(1, 9)                                                 # of a block
 SLAB = 16                                                           # rows of a product
 MOST_SCALE = float(np.finfo(np.float32).max) * math.log(2)

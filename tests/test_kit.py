@@ -27,7 +27,7 @@ from fa_ref.testing.layouts import LAYOUTS
 from fa_ref.testing.recipe import CHOICES
 from fa_ref.testing.registry import IMPLEMENTATIONS, coverage_table
 from fa_ref.testing.running import try_property
-from fa_ref.testing.unread import unread_keys, visible
+from fa_ref.testing.unread import blind_queries, unread_keys, visible
 
 RIGHT = IMPLEMENTATIONS["fa2"].fn
 EVERYTHING = IMPLEMENTATIONS["fa2"].supports
@@ -134,6 +134,7 @@ def kinds(recipe):
         "Nk = 0": recipe.Nk == 0,
         "B = 0": recipe.B == 0,
         "NaN in unread keys": bool(poisoned.any()),
+        "NaN in blind queries": bool(np.isnan(problem.q[blind_queries(problem)]).any()),
         "causal and window": bool(recipe.causal) and recipe.window != (-1, -1),
         "mask and bias": recipe.mask != "none" and recipe.bias != "none",
         "d > 64": recipe.d > 64,
@@ -149,8 +150,9 @@ def kinds(recipe):
 ALL_KINDS = {
     "empty row", "row with keys beside an empty one", "ragged tail", "tile > length", "Nq < Nk", "Nq > Nk",
     "grouped heads", "several KV heads, grouped", "|logit| > 100", "Nq = 0", "Nk = 0", "B = 0", "NaN in unread keys",
-    "causal and window", "mask and bias", "d > 64", "scale 0", "scale < 0", "reverse", "gradients", "dlse", "sink",
-    "causal", "softcap", "bias_hides", "mask bool", "mask float", "alibi H", "alibi BH", *DTYPES,
+    "NaN in blind queries", "causal and window", "mask and bias", "d > 64", "scale 0", "scale < 0", "reverse",
+    "gradients", "dlse", "sink", "causal", "softcap", "bias_hides", "mask bool", "mask float", "alibi H", "alibi BH",
+    *DTYPES,
     *(f"layout {name}" for name in LAYOUTS),
     *(f"mask axes {axes}" for axes in AXES), *(f"bias {axes}" for axes in AXES),
 }
@@ -350,7 +352,9 @@ WRONG = {
         (lambda p: RIGHT(p.replace(mask=np.tri(p.q.shape[2], p.k.shape[2], dtype=bool), causal=False)),
          PLAIN.but(causal="bottom-right", empty_rows=True, bool_mask=True))],            # top-left
     "unread_storage_has_no_influence": [
-        (lambda p: Result(*attention(p)), PLAIN.but(unread_nan=True, bool_mask=True))],  # 0·NaN
+        (lambda p: Result(*attention(p)), PLAIN.but(unread_nan=True, bool_mask=True)),   # 0·NaN
+        (changed(RIGHT, dv=lambda a, p: a.dv if p.dout is None else a.dv + 0 * p.dout.sum(axis=(1, 2), keepdims=True)),
+         PLAIN.but(unread_nan=True, bool_mask=True, empty_rows=True, gradients=True))],  # the same, of blind queries
     "repeats_are_bitwise_equal": [(restless, PLAIN)],
     "outputs_are_fully_written": [
         (forgets_empty_rows, PLAIN.but(bool_mask=True, empty_rows=True)),

@@ -256,7 +256,7 @@ def the_future_has_no_influence(fn, recipe, supports):
 
 @asks("unread_nan", always=["unread_nan"])
 def unread_storage_has_no_influence(fn, recipe, supports):
-    """NaN and inf in keys that nobody may see, and around strided views, change nothing."""
+    """NaN and inf in keys that nobody may see, in queries that see no key, and around strided views change nothing."""
     problem = recipe.build()
     same(fn, problem, clean_unread(problem), recipe, supports, "zeros there")
 

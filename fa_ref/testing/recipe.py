@@ -33,7 +33,8 @@ class Recipe:
     as a boolean mask (Nq, Nk). mask and bias have the axes named by letters (`B11K` is (B, 1, 1, Nk)).
     empty_rows: the mask empties some rows; without it the mask leaves every row at least one key of its window.
     bias_hides: some entries of the bias are −inf. nan_unread: keys that no query row of their KV head may see
-    hold NaN and inf (and a mask hides some keys from all rows, so that there are such keys).
+    hold NaN and inf (and a mask hides some keys from all rows, so that there are such keys); without a sink, also q,
+    dout and dlse of rows that see no key.
     layout: how the arrays lie in storage, see `layouts.LAYOUTS`.
     """
 

@@ -56,7 +56,8 @@ def attention(problem: Problem, wide: type, stored: Callable, scored: Callable) 
     (B, Hq, Nq, d), (_, Hkv, Nk, _) = problem.q.shape, problem.k.shape
     group = Hq // Hkv
     seen = visible.reshape(B, Hkv, group * Nq, Nk).any(axis=2)[..., None]
-    q = problem.q.astype(wide)
+    blind = np.zeros((B, Hq, Nq), bool) if problem.sink is not None else ~visible.any(axis=3)
+    q = np.where(blind[..., None], 0, problem.q).astype(wide)
     k, v = (np.repeat(np.where(seen, x, 0).astype(wide), group, axis=1) for x in (problem.k, problem.v))
     scale = wide(1 / math.sqrt(d) if problem.scale is None else problem.scale)
 
@@ -79,8 +80,8 @@ def attention(problem: Problem, wide: type, stored: Callable, scored: Callable) 
     if problem.dout is None and problem.dlse is None:
         return Result(out, lse)
 
-    dO = np.zeros_like(out) if problem.dout is None else problem.dout.astype(wide)
-    dlse = wide(0) if problem.dlse is None else problem.dlse.astype(wide)
+    dO = np.zeros_like(out) if problem.dout is None else np.where(blind[..., None], 0, problem.dout).astype(wide)
+    dlse = wide(0) if problem.dlse is None else np.where(blind, 0, problem.dlse).astype(wide)
     dP = scored(dO @ v.mT)
     change = dlse - (dO * out).sum(axis=3)  # D from the stored O
     dS = stored(P * (dP + change[..., None]))

@@ -30,7 +30,8 @@ class Supports:
     lse: None (not returned), "natural" or "base2" (the result's lse is then log2 of the sum).
     gradients: of q, k, v (and of bias and sink where those are taken); dlse: lse has a gradient too.
     strided: any view, also with negative strides, and read-only arrays. unread_nan: keys that nobody may see may
-    hold NaN. tiles: tile sizes that can be asked for; () if none. reverse: the loop direction can be asked for.
+    hold NaN, and so may q, dout and dlse of queries that see no key. tiles: tile sizes that can be asked for; () if
+    none. reverse: the loop direction can be asked for.
     packed: a function from a list of problems (all B = 1, one per sequence) to a list of results, in one call.
     deterministic: gradients are the same bits every time (outputs always must be).
     framework: "numpy" or "torch"; device: where it runs. Both are for the coverage table and for properties

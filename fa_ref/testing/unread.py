@@ -1,4 +1,4 @@
-"""Who may see what: the visible set of every row, and the keys that nobody may read."""
+"""Who may see what: the visible set of every row, the keys that nobody may read, and the queries that see none."""
 
 import numpy as np
 
@@ -30,18 +30,29 @@ def unread_keys(problem):
     return ~groups.any(axis=(2, 3))
 
 
+def blind_queries(problem):
+    """Queries that see no key, nor a sink: bool (B, Hq, Nq)."""
+    seen = visible(problem).any(axis=3)
+    return ~seen if problem.sink is None else np.zeros_like(seen)
+
+
 def poison_unread(problem):
-    """The same problem with NaN, inf and −inf in the unread rows of k and v."""
-    unread = unread_keys(problem)[..., None]
+    """The same problem with NaN, inf and −inf in rows that have no influence.
 
-    def poisoned(x):
-        return np.where(unread, np.resize(np.array([np.nan, np.inf, -np.inf], x.dtype), x.shape), x)
-
-    return problem.replace(k=poisoned(problem.k), v=poisoned(problem.v))
+    In k and v these are the unread keys; in q, dout and dlse the queries that see nothing.
+    """
+    return filled(problem, lambda x: np.resize(np.array([np.nan, np.inf, -np.inf], x.dtype), x.shape))
 
 
 def clean_unread(problem):
-    """The same problem with zeros in the unread rows of k and v, in plain storage."""
-    unread = unread_keys(problem)[..., None]
-    return problem.replace(**{name: np.where(unread, x.dtype.type(0), x)
-                              for name, x in (("k", problem.k), ("v", problem.v))})
+    """The same problem with zeros in these rows, in plain storage."""
+    return filled(problem, np.zeros_like)
+
+
+def filled(problem, filling):
+    """The problem with numbers of filling(x) in the rows of q, k, v, dout, dlse that have no influence."""
+    unread, blind = unread_keys(problem), blind_queries(problem)
+    rows = {"k": unread[..., None], "v": unread[..., None], "q": blind[..., None], "dout": blind[..., None],
+            "dlse": blind}
+    return problem.replace(**{name: np.where(where, filling(x), x) for name, where in rows.items()
+                              if (x := getattr(problem, name)) is not None})
