@@ -190,9 +190,9 @@ def make_forward(Br, Bc, warps, d, dtype, positive, aligned):
                         most = max(most, part[unsigned(m_own + other * Br)])
                         l_tile += part[unsigned(m_own + l_further + other * Br)]
                 m_new = max(mi, most)
-                top = remaining * m_new if m_new != minus_inf else zero
-                past = ptx.exp2(cuda.fma(mi, remaining, -top)) * li
-                beta = ptx.exp2(cuda.fma(most, remaining, -top))
+                shift = m_new if m_new != minus_inf else zero
+                past = ptx.exp2((mi - shift) * remaining) * li
+                beta = ptx.exp2((most - shift) * remaining)
                 # (8) sum so far
                 l_new = past + beta * l_tile
                 divisor = l_new if l_new != zero else one

@@ -179,7 +179,8 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
                     m_new = max(m_new, max(S[e], S[e + 1]))
                 m_new = max(m_new, cuda.shfl_xor_sync(ALL, m_new, 1))
                 m_new = max(m_new, cuda.shfl_xor_sync(ALL, m_new, 2))
-                top = remaining * m_new if m_new != minus_inf else zero
+                shift = m_new if m_new != minus_inf else zero
+                top = remaining * shift
                 # (6) un-normalised P, rounded in pairs
                 p_sum = zero
                 for y in range(keys):
@@ -189,7 +190,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
                     p_sum += x0 + x1
                     P[f] = pair(x0, x1)
                 # (7) what the past is worth now
-                alpha[n] = ptx.exp2(cuda.fma(m[n], remaining, -top))
+                alpha[n] = ptx.exp2((m[n] - shift) * remaining)     # exactly 1 if m stays
                 # (8) running sum: of the lane's keys
                 l[n] = alpha[n] * l[n] + p_sum
                 m[n] = m_new

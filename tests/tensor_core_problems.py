@@ -48,6 +48,14 @@ def with_unread_keys(**how):
     return poison_unread(p), clean_unread(p)
 
 
+def first_key_outweighs():
+    """A problem in whose rows the first of 64 keys has all the weight: out is its v, and lse its score."""
+    p = problem(Nq=3, Nk=64, d=16)
+    q, k = np.full_like(p.q, 4), np.full_like(p.k, -5.3)
+    k[:, :, 0] *= -1
+    return p.replace(q=q, k=k)
+
+
 def faulty(original, pattern, instead):
     """A copy of a module in which `instead` stands for all that the pattern finds, which must be something."""
     with open(original.__file__, encoding="utf-8") as file:

@@ -42,7 +42,10 @@ def build(recipe):
         mask=mask(r, dtype, wide), bias=bias(r, dtype, wide), alibi_slopes=slopes(r, wide), sink=sink(r, wide),
         block_q=r.block_q, block_k=r.block_k, reverse=r.reverse,
     )
-    return layouts.lay_out(poison_unread(problem) if r.nan_unread else problem, r.layout)
+    poisoned = poison_unread(problem) if r.nan_unread else problem
+    if r.layout == "broadcast":                                  # one row of dout is that of all queries
+        poisoned = poisoned.replace(dout=problem.dout)
+    return layouts.lay_out(poisoned, r.layout)
 
 
 def mask(r, dtype, wide):
