@@ -37,22 +37,26 @@ def blind_queries(problem):
 
 
 def poison_unread(problem):
-    """The same problem with NaN, inf and −inf in rows that have no influence.
+    """The same problem with numbers that nobody may use in rows without influence.
 
-    In k and v these are the unread keys; in q, dout and dlse the queries that see nothing.
+    In k and v these are the unread keys: NaN, inf and −inf. In q, dout and dlse the queries that see nothing: only NaN,
+    since inf · 0 in D = rowsum(dO ∘ O) would make NumPy warn.
     """
-    return filled(problem, lambda x: np.resize(np.array([np.nan, np.inf, -np.inf], x.dtype), x.shape))
+    def never(x):
+        return np.resize(np.array([np.nan, np.inf, -np.inf], x.dtype), x.shape)
+
+    return filled(problem, never, lambda x: np.full_like(x, np.nan))
 
 
 def clean_unread(problem):
     """The same problem with zeros in these rows, in plain storage."""
-    return filled(problem, np.zeros_like)
+    return filled(problem, np.zeros_like, np.zeros_like)
 
 
-def filled(problem, filling):
-    """The problem with numbers of filling(x) in the rows of q, k, v, dout, dlse that have no influence."""
-    unread, blind = unread_keys(problem), blind_queries(problem)
-    rows = {"k": unread[..., None], "v": unread[..., None], "q": blind[..., None], "dout": blind[..., None],
-            "dlse": blind}
-    return problem.replace(**{name: np.where(where, filling(x), x) for name, where in rows.items()
+def filled(problem, of_keys, of_queries):
+    """The problem with of_keys(x), of_queries(x) in the rows of k and v, of q, dout and dlse without influence."""
+    unread, blind = unread_keys(problem)[..., None], blind_queries(problem)
+    rows = {"k": (unread, of_keys), "v": (unread, of_keys), "q": (blind[..., None], of_queries),
+            "dout": (blind[..., None], of_queries), "dlse": (blind, of_queries)}
+    return problem.replace(**{name: np.where(where, filling(x), x) for name, (where, filling) in rows.items()
                               if (x := getattr(problem, name)) is not None})
