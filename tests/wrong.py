@@ -34,7 +34,7 @@ class Attention:
         self.wide = self.accumulator()
         self.scale = self.wide(self.softmax_scale())
         self.visible = self.inside() & self.unmasked()              # (B, Hq, Nq, Nk)
-        self.Q = self.stored("q").astype(self.wide)                 # (B, Hq, Nq, d)
+        self.Q = self.sighted(self.stored("q")).astype(self.wide)   # (B, Hq, Nq, d)
         self.K, self.V = (self.spread(self.clean(self.stored(name)).astype(self.wide)) for name in ("k", "v"))
 
     @classmethod
@@ -76,6 +76,11 @@ class Attention:
         """x (B, Hkv, Nk, ·) with zeros for keys that nobody sees."""
         seen = self.visible.reshape(self.B, self.Hkv, self.group * self.Nq, self.Nk).any(axis=2)
         return np.where(seen[..., None], x, x.dtype.type(0))
+
+    def sighted(self, x):
+        """x (B, Hq, Nq) or (B, Hq, Nq, ·) with zeros for queries that see no key, nor a sink."""
+        sees = self.visible.any(axis=-1) | (self.problem.sink is not None)
+        return np.where(sees[..., None] if x.ndim == 4 else sees, x, x.dtype.type(0))
 
     def spread(self, x):
         """(B, Hkv, ...) → (B, Hq, ...)."""
@@ -179,7 +184,7 @@ class Attention:
 
     def backward(self, O, L):
         """dQ, dK, dV, dbias, dsink (the last two None unless there was one), from the stored O and from L."""
-        dO = self.stored("dout").astype(self.wide)
+        dO = self.sighted(self.stored("dout")).astype(self.wide)
         P, D = self.probabilities(L), self.D(dO, O)
         dS = P * (dO @ self.V.mT - D[..., None])
         dX = self.chain(dS)
@@ -192,7 +197,7 @@ class Attention:
         return (dO * O).sum(axis=-1) - self.dL()
 
     def dL(self):
-        return self.wide(0) if self.problem.dlse is None else self.problem.dlse.astype(self.wide)
+        return self.wide(0) if self.problem.dlse is None else self.sighted(self.problem.dlse).astype(self.wide)
 
     def chain(self, dS):
         """Back through the softcap."""
