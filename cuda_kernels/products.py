@@ -6,10 +6,9 @@ A warp has 32 rows of the result and some of its columns; warps stand above and 
     (32 · C/4 for each)                    warp 1 | warp 3 | warp 5 | warp 7        32 rows
 
 So a right factor that is loaded serves two products, one for each slab of 16 rows, and a left one as many as there are
-strips of 8 columns. Elements of a warp's part lie as
-`ptx/matrices.py` says, and as in `fa2_mma.py`: acc[(s·strips + y)·4 + 2·half + z] is slab s of 16 rows, strip y of 8
-columns, the upper or lower of the lane's two rows, the first or second of its two columns. The lane's row n is the half
-n % 2 of slab n // 2.
+strips of 8 columns. Elements of a warp's part lie as `ptx/matrices.py` says, and as in `fa2_mma.py`:
+acc[(s·strips + y)·4 + 2·half + z] is slab s of 16 rows, strip y of 8 columns, the upper or lower of the lane's two
+rows, the first or second of its two columns. The lane's row n is the half n % 2 of slab n // 2.
 """
 
 from functools import cache
@@ -72,7 +71,7 @@ def product(dtype, part, depth, left, right):
     load_B = ptx.ldmatrix_x4_trans if right.across else ptx.ldmatrix_x4
     A_step, B_step = 16 * left.width, 16 * right.width              # 16 rows further on
     A_across, B_across = left.across, right.across
-    power_of_two = part.columns & (part.columns - 1) == 0                   # `further` may step through the columns
+    power_of_two = part.columns & (part.columns - 1) == 0           # `further` may step through the columns
 
     @cuda.jit(device=True, forceinline=True)
     def add_product(acc, tile, A, row0, B, col0, lane):

@@ -24,6 +24,11 @@ def qkv(dtype=np.float32, N=5, d=3, seed=0):
     return np.random.default_rng(seed).standard_normal((3, 1, 2, N, d)).astype(dtype)
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
 def gradients(q, k, v, **options):
     """backward with a dout of ones; options as there."""
     answer = cuda_kernels.forward(q, k, v)
@@ -164,8 +169,7 @@ def test_any_strides(kernel, view, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_torch_tensors_of_the_cpu(dtype):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+def test_torch_tensors_of_the_cpu(dtype, torch):
     numpy_dtype = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     host = [*qkv(numpy_dtype), qkv(numpy_dtype, seed=1)[0]]
     mask = np.tri(5, dtype=bool)
@@ -188,9 +192,8 @@ def test_torch_tensors_of_the_cpu(dtype):
 
 
 @pytest.fixture
-def tensors_as_on_a_gpu(monkeypatch):
+def tensors_as_on_a_gpu(monkeypatch, torch):
     """The way of CUDA tensors, walked with tensors of the CPU: only the last step, to a kernel's argument, differs."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
 
     class Stand(arrays.Torch):
         stream = 0
@@ -293,9 +296,8 @@ def test_device_memory_in_the_simulator():
 
 
 @simulated
-def test_cuda_tensors_in_the_simulator():
+def test_cuda_tensors_in_the_simulator(torch):
     """A tensor that says it is on a GPU; there is none here."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
 
     class Claimed(torch.Tensor):
         @classmethod
@@ -470,8 +472,7 @@ def test_a_kernel_is_made_once():
     assert fa2.make_forward.cache_info().misses == 4
 
 
-def test_results_lie_in_memory_as_their_arguments_do():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+def test_results_lie_in_memory_as_their_arguments_do(torch):
     x = torch.zeros(2, 3, 4, 8, dtype=torch.float16)
     by_token = torch.zeros(2, 4, 3, 8).transpose(1, 2)
     assert arrays.empty_as(x, (2, 3, 4, 5), dtype=torch.float32).is_contiguous()
@@ -479,8 +480,7 @@ def test_results_lie_in_memory_as_their_arguments_do():
     assert found.shape == (2, 3, 4, 5) and found.dtype == torch.float16 and found.transpose(1, 2).is_contiguous()
 
 
-def test_an_infinite_lse_on_a_device_is_refused_unless_nobody_may_wait(monkeypatch):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+def test_an_infinite_lse_on_a_device_is_refused_unless_nobody_may_wait(monkeypatch, torch):
     capturing, lse = [False], torch.zeros(1, 2, 3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     lse[0, 0, 1] = -torch.inf
@@ -492,9 +492,8 @@ def test_an_infinite_lse_on_a_device_is_refused_unless_nobody_may_wait(monkeypat
     arrays.check_lse(lse)
 
 
-def test_rows_on_a_device_must_lie_side_by_side(monkeypatch):
+def test_rows_on_a_device_must_lie_side_by_side(monkeypatch, torch):
     """Only kernels on tensor cores ask, of every array that they copy by rows; one channel has no neighbour."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
     x, asked = torch.zeros(1, 2, 4, 8), []
     monkeypatch.setattr(arrays, "on_device", lambda name, x: True)
     arrays.check_rows("fa2_mma", q=x, k=x.transpose(1, 2), v=x[..., :1], dlse=None)

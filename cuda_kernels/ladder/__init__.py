@@ -17,15 +17,10 @@ brings is a guess first, PREDICTED: the factor over the rung before, causal with
 float16 and bfloat16, d = 64 or 128, as many keys as queries, lengths that are multiples of a tile; causal or not.
 """
 
-import math
-
-import numpy as np
-
 from cuda_kernels.launch import ALL, WARP, numbers
 from cuda_kernels.swizzled import CHUNK, PRODUCT
-from cuda_kernels.tensor_cores import SLAB
+from cuda_kernels.tensor_cores import LN_2, LOG2_E, SLAB
 
 __all__ = ["ALL", "CHUNK", "LN_2", "LOG2_E", "NAMES", "PRODUCT", "SLAB", "WARP", "numbers"]
 
 NAMES = tuple(f"r{n}" for n in range(9))
-LOG2_E, LN_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))

@@ -15,14 +15,16 @@ from cuda_kernels.torch_op.operators import (
 )
 
 
+def refuse_forwards(ctx, *tangents):
+    """There is no derivative that goes forwards."""
+    raise NotImplementedError(FORWARDS)
+
+
 class Attention(torch.autograd.Function):
     """`attention` for torch.func."""
 
     forward, setup_context, backward = staticmethod(attention), staticmethod(save), staticmethod(differentiate)
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError(FORWARDS)
+    jvp = staticmethod(refuse_forwards)
 
     @staticmethod
     def vmap(info, in_dims, *inputs):
@@ -33,14 +35,11 @@ class AttentionBackward(torch.autograd.Function):
     """`attention_backward` for torch.func."""
 
     forward, backward = staticmethod(attention_backward), staticmethod(refuse)
+    jvp = staticmethod(refuse_forwards)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         pass
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError(FORWARDS)
 
     @staticmethod
     def vmap(info, in_dims, *inputs):

@@ -21,6 +21,7 @@ import numpy as np
 from fa_ref.testing import oracle
 from fa_ref.testing.problem import Problem, Result
 from fa_ref.testing.tolerance import FIELDS, bounds, error
+from fa_ref.testing.unread import clean_unread
 
 STORAGE = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -52,13 +53,12 @@ def float64_truth(problem: Problem) -> Result:
 
 def attention(problem: Problem, wide: type, stored: Callable, scored: Callable) -> Result:
     """Standard attention in `wide`; `stored` is what memory keeps of P, dS and the answers, `scored` of S and dP."""
+    problem = clean_unread(problem)
     visible, added = terms(problem)
-    (B, Hq, Nq, d), (_, Hkv, Nk, _) = problem.q.shape, problem.k.shape
+    (B, Hq, _, d), Hkv = problem.q.shape, problem.k.shape[1]
     group = Hq // Hkv
-    seen = visible.reshape(B, Hkv, group * Nq, Nk).any(axis=2)[..., None]
-    blind = np.zeros((B, Hq, Nq), bool) if problem.sink is not None else ~visible.any(axis=3)
-    q = np.where(blind[..., None], 0, problem.q).astype(wide)
-    k, v = (np.repeat(np.where(seen, x, 0).astype(wide), group, axis=1) for x in (problem.k, problem.v))
+    q = problem.q.astype(wide)
+    k, v = (np.repeat(x.astype(wide), group, axis=1) for x in (problem.k, problem.v))
     scale = wide(1 / math.sqrt(d) if problem.scale is None else problem.scale)
 
     S, chain = scored(scale * (q @ k.mT)), wide(1)
@@ -80,8 +80,8 @@ def attention(problem: Problem, wide: type, stored: Callable, scored: Callable) 
     if problem.dout is None and problem.dlse is None:
         return Result(out, lse)
 
-    dO = np.zeros_like(out) if problem.dout is None else np.where(blind[..., None], 0, problem.dout).astype(wide)
-    dlse = wide(0) if problem.dlse is None else np.where(blind, 0, problem.dlse).astype(wide)
+    dO = np.zeros_like(out) if problem.dout is None else problem.dout.astype(wide)
+    dlse = wide(0) if problem.dlse is None else problem.dlse.astype(wide)
     dP = scored(dO @ v.mT)
     change = dlse - (dO * out).sum(axis=3)  # D from the stored O
     dS = stored(P * (dP + change[..., None]))
