@@ -1,6 +1,7 @@
 """The conformance kit: what it draws, that every property can fail, what it reports, whom it can ask."""
 
 import math
+import warnings
 from collections import Counter
 from dataclasses import replace
 
@@ -510,6 +511,17 @@ def test_what_cannot_be_asked_is_unsupported_never_ok():
     assert rows["parts_merge_to_the_whole"].detail == "needs lse, cross_lengths"
     torch_like = check(RIGHT, Supports(framework="torch"), examples=1, properties=["outputs_are_fully_written"])
     assert [row.status for row in torch_like.rows] == ["unsupported"] and not torch_like.ok
+
+
+def test_a_warning_that_blas_gives_by_chance_is_no_failure():
+    def warned(words):
+        def fn(problem):
+            warnings.warn(words, RuntimeWarning, stacklevel=1)
+            return RIGHT(problem)
+        return try_property("empty_rows_raise_no_warning", fn, PLAIN.but(bool_mask=True, empty_rows=True), examples=5)
+
+    assert warned("invalid value encountered in matmul").status == "ok"
+    assert warned("invalid value encountered in subtract").status == "failed"
 
 
 # --- reports --------------------------------------------------------------------------------------------------
