@@ -20,8 +20,8 @@ it counts and checks the index anew each time: 18 instructions for a multiply-ad
 
 Read in this order: scores, fa2, fa2_backward, fa2_dq, fa1, fa1_backward, standard; fa2_warps, fa1_warps and what sets
 them apart, counts; on tensor cores ptx, swizzled, fa2_mma, products, fa2_mma_backward, fa2_mma_rows, fa2_mma_dq,
-fa1_mma, and the ladder; then the way there: switch, arrays, launch, disk_cache, prepared, tensor_cores, finish, heads,
-torch_op.
+fa1_mma, and the ladder; then the way there: switch, arrays, places, launch, disk_cache, prepared, tensor_cores, finish,
+heads, torch_op.
 """
 
 from cuda_kernels.switch import SIMULATED  # isort: skip  (first: it decides before Numba is imported)

@@ -49,15 +49,15 @@ def make_forward(Br, Bc, warps, d, dtype, positive, aligned):
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, multiply, pair = numba.from_dtype(arrays.word_dtype(dtype)), ptx.mma(dtype), ptx.pair(dtype)
     cell, further, load, _ = swizzled.functions(d, warps, narrow, aligned)
-    T, C, D = warps * WARP, Bc // warps, padded(d)
+    T, C, width = warps * WARP, Bc // warps, padded(d)
     slabs, rows = Br // SLAB, Br // 8                               # of a tile; of a lane, in products
     R, parts = (Br + warps - 1) // warps, (d + WARP - 1) // WARP    # rows that a warp puts together, channels of a lane
-    keys, channels = C // 8, D // 8                                 # products side by side, in S and in o
+    keys, channels = C // 8, width // 8                             # products side by side, in S and in o
     S_size, P_size, o_size, O_size = slabs * keys * 4, slabs * keys * 2, slabs * channels * 4, R * parts
-    add_scores = product(dtype, Part(1, slabs, C, keys, S_size), D, Factor(D), Factor(D))      # Qi Kjᵀ
-    V_at, Q_at, stage = Bc * D, 2 * Bc * D, Br * D                  # where Vj, Qi begin; how far on the next Qi
+    add_scores = product(dtype, Part(1, slabs, C, keys, S_size), width, Factor(width), Factor(width))  # Qi Kjᵀ
+    V_at, Q_at, stage = Bc * width, 2 * Bc * width, Br * width      # where Vj, Qi begin; how far on the next Qi
     m_at = (Q_at + 2 * stage) // 2                                  # where m_part begins, counted in float32
-    l_further, O_at, O_row = warps * Br, m_at + 2 * warps * Br, D + APART
+    l_further, O_at, O_row = warps * Br, m_at + 2 * warps * Br, width + APART
 
     @cuda.jit(launch_bounds=T)
     def forward(Q, K, V, out, L, O, l, m, scale, left, right):
@@ -170,7 +170,7 @@ def make_forward(Br, Bc, warps, d, dtype, positive, aligned):
                 V_row = V_at + cell(w * C + lane % 16, lane // 16)  # two right factors, transposed as they are loaded
                 for k in range(C // PRODUCT):                       # 16 keys at a time
                     for y in range(0, channels, 2):
-                        b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(tile, further(V_row, y) + k * 16 * D)
+                        b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(tile, further(V_row, y) + k * 16 * width)
                         for s in range(slabs):
                             e, f = (s * keys + 2 * k) * 2, (s * channels + y) * 4
                             left_factor = P[e], P[e + 1], P[e + 2], P[e + 3]

@@ -68,14 +68,14 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
     wide, zero, one, minus_inf, _, narrow, _ = numbers(dtype)
     storage, multiply, pair = numba.from_dtype(arrays.word_dtype(dtype)), ptx.mma(dtype), ptx.pair(dtype)
     cell, further, load, store = swizzled.functions(d, warps, narrow, aligned)
-    Br, D = R * warps, padded(d)
+    Br, width = R * warps, padded(d)
     slabs, rows = R // SLAB, R // 8                                 # of a warp; of a lane
-    keys, channels = Bc // 8, D // 8                                # products side by side, in S and in acc
+    keys, channels = Bc // 8, width // 8                            # products side by side, in S and in acc
     S_size, P_size, acc_size = slabs * keys * 4, slabs * keys * 2, slabs * channels * 4
-    a_size = D // PRODUCT * slabs * 4
+    a_size = width // PRODUCT * slabs * 4
     ahead = buffers(d) == 2                                         # does a whole tile come while one is used?
-    K_at, V_at = Br * D, (Br + Bc) * D                              # where Kj, Vj begin
-    stage = 2 * Bc * D if ahead else 0                              # how far on those of odd j do
+    K_at, V_at = Br * width, (Br + Bc) * width                      # where Kj, Vj begin
+    stage = 2 * Bc * width if ahead else 0                          # how far on those of odd j do
 
     @cuda.jit(launch_bounds=(warps * WARP, blocks))
     def forward(Q, K, V, O, L, scale, left, right, group):
@@ -137,12 +137,12 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
                 S[e] = zero
             # the rows that this lane names when the warp loads a left factor, and two right ones: see ptx/matrices.py
             Q_row, K_row = cell(w * R + lane % 16, lane // 16), Kj + cell(lane // 16 * 8 + lane % 8, lane // 8 % 2)
-            for k in range(D // PRODUCT):                           # 16 channels at a time
+            for k in range(width // PRODUCT):                       # 16 channels at a time
                 for s in range(slabs):
                     e = (k * slabs + s) * 4
-                    a[e], a[e + 1], a[e + 2], a[e + 3] = ptx.ldmatrix_x4(tile, further(Q_row, 2 * k) + s * SLAB * D)
+                    a[e], a[e + 1], a[e + 2], a[e + 3] = ptx.ldmatrix_x4(tile, further(Q_row, 2 * k) + s * SLAB * width)
                 for y in range(0, keys, 2):
-                    b0, b1, b2, b3 = ptx.ldmatrix_x4(tile, further(K_row, 2 * k) + y * 8 * D)
+                    b0, b1, b2, b3 = ptx.ldmatrix_x4(tile, further(K_row, 2 * k) + y * 8 * width)
                     for s in range(slabs):
                         e, f = (k * slabs + s) * 4, (s * keys + y) * 4
                         left_factor = a[e], a[e + 1], a[e + 2], a[e + 3]
@@ -204,7 +204,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
             V_row = Vj + cell(lane % 16, lane // 16)                # two right factors, transposed as they are loaded
             for k in range(Bc // PRODUCT):                          # 16 keys at a time
                 for y in range(0, channels, 2):
-                    b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(tile, further(V_row, y) + k * 16 * D)
+                    b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(tile, further(V_row, y) + k * 16 * width)
                     for s in range(slabs):
                         e, f = (s * keys + 2 * k) * 2, (s * channels + y) * 4
                         left_factor = P[e], P[e + 1], P[e + 2], P[e + 3]
@@ -227,7 +227,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
             if row < Nq and lane % 4 == 0:
                 L[b, h, row] = m[n] * remaining * LN_2 + math.log(divisor)
         cuda.syncwarp(ALL)                                          # the pairs of all lanes are there
-        store(tile, w * R * D, R, O, b, h, row0 + w * R, Nq, lane, WARP)
+        store(tile, w * R * width, R, O, b, h, row0 + w * R, Nq, lane, WARP)
 
     return forward
 

@@ -4,11 +4,12 @@ from functools import partial
 
 import numpy as np
 
-from cuda_kernels import arrays, fa1, fa1_mma, fa1_warps, fa2, fa2_mma, fa2_warps, finish, prepared, standard
+from cuda_kernels import arrays, fa1, fa1_mma, fa1_warps, fa2, fa2_mma, fa2_warps, finish, places, prepared, standard
 from cuda_kernels.launch import Call, check_grid, check_threads, limits
 from cuda_kernels.switch import check_still
 from fa_ref import inputs
 from fa_ref.heads import Forward, Gradients
+from fa_ref.options import check_choice, check_flag, check_options
 
 KERNELS = {"standard": standard, "fa1": fa1, "fa2": fa2, "fa1_warps": fa1_warps, "fa2_warps": fa2_warps,
            "fa1_mma": fa1_mma, "fa2_mma": fa2_mma}
@@ -41,14 +42,14 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
     text has the numbers) and NotImplementedError for options that kernels do not offer. Values in device memory are not
     looked at.
     """
-    core = KERNELS[inputs.check_choice("kernel", kernel, KERNELS)]
+    core = KERNELS[check_choice("kernel", kernel, KERNELS)]
     key = prepared.key_of(core, (q, k, v), threads, scale, causal, window, mask, bias, alibi_slopes, softcap, sink,
                           block_q, block_k, reverse)
     ready = prepared.known.get(key)
     if ready:
         return Forward(*ready(q, k, v))
     refuse(bias=bias, alibi_slopes=alibi_slopes)
-    place = arrays.place_of(q=q, k=k, v=v)
+    place = places.place_of(q=q, k=k, v=v)
     if kernel not in PLAIN:
         arrays.check_rows(kernel, q=q, k=k, v=v)
     with place.here():
@@ -84,7 +85,7 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
     in host arrays; in CUDA tensors only by kernels on tensor cores, in their first call of a kind; elsewhere in device
     memory it is not noticed.
     """
-    core = KERNELS[inputs.check_choice("kernel", kernel, KERNELS)]
+    core = KERNELS[check_choice("kernel", kernel, KERNELS)]
     if kernel not in WITH_BACKWARD:
         raise NotImplementedError(f"the kernel {kernel} has no backward pass; {', '.join(WITH_BACKWARD)} have one, and "
                                   "each of them takes the out and lse of any kernel")
@@ -95,8 +96,8 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
     if ready:
         return Gradients(*ready(*given), None, None)
     refuse(bias=bias, alibi_slopes=alibi_slopes)
-    inputs.check_flag("deterministic", deterministic)
-    place = arrays.place_of(optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
+    check_flag("deterministic", deterministic)
+    place = places.place_of(optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
     if kernel not in PLAIN:
         arrays.check_rows(kernel, dout=dout, q=q, k=k, v=v, out=out)
     with place.here():
@@ -147,7 +148,7 @@ def make_call(place, kernel, backward, q, k, v, mask, sink, threads, *, block_q,
     q, k, v = (place.known(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     known_mask = None if mask is None else place.known("mask", mask)
     sizes = inputs.check_qkv(q, k, v)
-    checked = inputs.check_options(
+    checked = check_options(
         sizes, q.dtype, mask=known_mask, sink=None if sink is None else place.known("sink", sink),
         block_q=block_q, block_k=block_k, **options)
     if known_mask is not None and known_mask.dtype != bool:

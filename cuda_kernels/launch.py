@@ -17,7 +17,8 @@ from numba.cuda import types
 
 from cuda_kernels import disk_cache, ptx, scores
 from cuda_kernels.switch import SIMULATED
-from fa_ref import inputs
+from fa_ref.inputs import accumulator
+from fa_ref.options import check_whole
 from fa_ref.scores import Rule
 
 # --- numbers --------------------------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ class Numbers(NamedTuple):
 @cache
 def numbers(dtype):
     """The Numbers of a storage dtype."""
-    kind = inputs.accumulator(dtype).type
+    kind = accumulator(dtype).type
     constants = numba.from_dtype(np.dtype(kind)), kind(0), kind(1), kind(-np.inf)
     if np.dtype(dtype) == kind:
         return Numbers(*constants, kind, kind, kind)
@@ -97,7 +98,7 @@ def limits():
 def check_threads(threads, card, warps=None):
     """Threads of a block: None is the default. warps: the numbers of whole warps that a kernel takes; None is any T."""
     default = DEFAULT_THREADS if warps is None else max(DEFAULT_THREADS, WARP)
-    threads = default if threads is None else inputs.check_whole("threads", threads, 1)
+    threads = default if threads is None else check_whole("threads", threads, 1)
     if threads > card.threads:
         raise ValueError(f"threads must be at most {card.threads} on {card.card}, got {threads}")
     if warps is not None and threads not in [WARP * n for n in warps]:
@@ -137,7 +138,7 @@ def check_tiles(bytes_of, block_q, block_k, card, what, dynamic=False):
 class Call:
     """One call of forward or backward: where its arrays live, its sizes, tiles and options. For use in place.here().
 
-    place: see `arrays`. sizes, options: as `fa_ref.inputs` checked them. bytes_of(Br, Bc, d, dv, itemsize): shared
+    place: see `places`. sizes, options: as `fa_ref` checked them. bytes_of(Br, Bc, d, dv, itemsize): shared
     memory of the kernel, `what` its name for messages, dynamic: see `check_tiles`. rule: the arguments that kernels
     take last, after their arrays: (mask, scale, softcap, left, right, reverse).
     """
@@ -145,7 +146,7 @@ class Call:
     def __init__(self, place, sizes, dtype, options, mask, threads, block_q, block_k, bytes_of, what,
                  dynamic=False):
         self.place, self.sizes, self.dtype, self.threads = place, sizes, np.dtype(dtype), threads
-        self.wide = inputs.accumulator(dtype)
+        self.wide = accumulator(dtype)
         self.card = limits()
         if dtype == bfloat16 and self.card.capability < (8, 0):
             raise ValueError(f"bfloat16 needs compute capability 8.0, {self.card.card} has {self.card.capability}")
@@ -169,7 +170,7 @@ class Call:
         return self.Br, self.Bc, self.sizes.d, self.sizes.dv, self.dtype, self.flags
 
     def empty(self, *shape, dtype=None, like=None):
-        """An array that a kernel will fill; in the accumulator dtype if none is given. like: see `arrays`."""
+        """An array that a kernel will fill; in the accumulator dtype if none is given. like: see `places`."""
         self.made.append(self.place.empty(shape, self.wide if dtype is None else dtype, like))
         return self.made[-1]
 

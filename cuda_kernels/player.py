@@ -19,8 +19,9 @@ from cuda_kernels.simulator.audit import Audit
 from cuda_kernels.simulator.memory import Guarded
 from cuda_kernels.simulator.races import ATOMIC, READ
 from cuda_kernels.simulator.watched import index_of
-from fa_ref import debug, inputs, player
+from fa_ref import debug, inputs, player, torch_bridge
 from fa_ref.ledger import Access, Record
+from fa_ref.options import check_choice
 
 ONE_THREAD = [name for name, core in KERNELS.items() if not hasattr(core, "WARPS")]
 
@@ -76,7 +77,7 @@ def record_kernel(kernel, q, k, v, *, max_steps=player.MAX_STEPS, **options):
     Raises RuntimeError where kernels run on a GPU, NotImplementedError for a kernel that works by warps, and
     ValueError for another number of threads, several heads, or a run of more than max_steps steps.
     """
-    core = KERNELS[inputs.check_choice("kernel", kernel, KERNELS)]
+    core = KERNELS[check_choice("kernel", kernel, KERNELS)]
     if not cuda_kernels.SIMULATED:
         raise RuntimeError("kernels run on the GPU here, where nobody sees their lines: set FA_REF_CUDA=sim")
     if kernel not in ONE_THREAD:
@@ -84,7 +85,7 @@ def record_kernel(kernel, q, k, v, *, max_steps=player.MAX_STEPS, **options):
                                   f"as {', '.join(ONE_THREAD)} can run with")
     if options.setdefault("threads", 1) != 1:
         raise ValueError(f"a recording follows one thread, got threads = {options['threads']}")
-    sizes = inputs.check_qkv(*(inputs.to_numpy(name, x) for name, x in (("q", q), ("k", k), ("v", v))))
+    sizes = inputs.check_qkv(*(torch_bridge.to_numpy(name, x) for name, x in (("q", q), ("k", k), ("v", v))))
     if sizes.B * sizes.Hq != 1:
         raise ValueError(f"a recording shows one head, got {sizes.B} batch entries of {sizes.Hq} heads: give "
                          "q[:1, :1], k[:1, :1], v[:1, :1]")

@@ -1,14 +1,14 @@
 """Tiles of 16-bit numbers in shared memory, as products by whole warps want them: swizzled, padded with zeros.
 
-A tile of rows of d numbers lies on chip with D numbers to a row, d rounded up to what a product takes at a time. It is
-handled in chunks of 8 numbers, 16 bytes: they are copied and loaded whole.
+A row of d numbers has `width` numbers on chip, d rounded up to what a product takes at a time. Rows are handled in
+chunks of 8 numbers, 16 bytes: they are copied and loaded whole.
 
 `ldmatrix` reads 8 neighbouring rows at once, of each the same chunk. Shared memory has 32 banks of 4 bytes, so 8 chunks
-fit side by side; were rows simply laid one after another, the 8 chunks would meet in one place (D = 64), in two
-(D = 32) or in four. So chunks are exchanged inside a row, in every row in another way: chunk c of row r lies where
-c xor (some bits of r) would. Nothing is wasted, and no two of the 8 meet.
+fit side by side; were rows simply laid one after another, the 8 chunks would meet in one place (width = 64), in two
+(width = 32) or in four. So chunks are exchanged inside a row, in every row in another way: chunk c of row r lies
+where c xor (some bits of r) would. Nothing is wasted, and no two of the 8 meet.
 
-    D = 32, 4 chunks a row; the number is c       row 0    0 1 2 3    row 2    1 0 3 2    row 4    2 3 0 1
+    width = 32, 4 chunks a row; the number is c   row 0    0 1 2 3    row 2    1 0 3 2    row 4    2 3 0 1
     (two rows fill all 32 banks)                  row 1    0 1 2 3    row 3    1 0 3 2    row 5    2 3 0 1
 """
 
@@ -26,21 +26,21 @@ PRODUCT = 16                                                        # channels o
 
 
 def padded(d):
-    """D, the numbers that a row has on chip."""
+    """The numbers that a row has on chip."""
     return -(-d // PRODUCT) * PRODUCT
 
 
 @cache
-def places(D):
-    """(cell, further) for rows that have D numbers on chip."""
-    chunks = D // CHUNK
+def places(width):
+    """(cell, further) for rows that have so many numbers on chip."""
+    chunks = width // CHUNK
     swap = math.gcd(chunks, 8) - 1                                  # the bits of c that are exchanged
     shift = 3 - swap.bit_length()                                   # by those of r from here on
 
     @cuda.jit(device=True, forceinline=True)
     def cell(r, c):
         """Where in its tile chunk c of row r begins."""
-        return r * D + (c ^ (r >> shift & swap)) * CHUNK
+        return r * width + (c ^ (r >> shift & swap)) * CHUNK
 
     @cuda.jit(device=True, forceinline=True)
     def further(at, c):
@@ -58,15 +58,15 @@ def aligned(call, *given):
     return call.sizes.d % CHUNK == 0 and all(arrays.in_chunks(call.place.argument(x), 2 * CHUNK) for x in given)
 
 
-def functions(d, warps, narrow, aligned, D=None):
+def functions(d, warps, narrow, aligned, width=None):
     """(cell, further, load, store) for rows of d numbers and blocks of this many warps.
 
-    narrow: from float32 to the storage dtype. aligned: may rows in memory be read 16 bytes at a time? D: the numbers
-    of a row on chip; None is the fewest that will do.
+    narrow: from float32 to the storage dtype. aligned: may rows in memory be read 16 bytes at a time? width: the
+    numbers of a row on chip; None is the fewest that will do.
     """
-    D, nothing = D or padded(d), np.float32(0)
-    cell, further = places(D)
-    chunks, threads = D // CHUNK, warps * WARP
+    width, nothing = width or padded(d), np.float32(0)
+    cell, further = places(width)
+    chunks, threads = width // CHUNK, warps * WARP
     at_once = threads // chunks                                     # rows that are loaded at once …
     by_all = threads % chunks == 0                                  # … by all threads?
 
@@ -76,7 +76,7 @@ def functions(d, warps, narrow, aligned, D=None):
         among low … high − 1."""
         r0, c = t // chunks, t % chunks
         first = row0 + r0                                           # added first: so the compiler steps from row to row
-        if aligned and d == D and by_all and size % at_once == 0 and low <= row0 and row0 + size <= high:
+        if aligned and d == width and by_all and size % at_once == 0 and low <= row0 and row0 + size <= high:
             for n in range(size // at_once):                        # nothing to leave out, in nearly every tile
                 r = r0 + n * at_once
                 ptx.copy_async(tile, at + cell(r, c), X, (b, h, first + n * at_once, c * CHUNK), CHUNK)
@@ -87,7 +87,7 @@ def functions(d, warps, narrow, aligned, D=None):
                 inside = low <= row < high
                 if (by_all or r0 < at_once) and (size % at_once == 0 or r < size):
                     if aligned:
-                        count = CHUNK if inside and (d == D or c * CHUNK < d) else 0
+                        count = CHUNK if inside and (d == width or c * CHUNK < d) else 0
                         ptx.copy_async(tile, at + cell(r, c), X, (b, h, row if inside else low, c * CHUNK), count)
                     else:
                         for y in range(CHUNK):
@@ -97,13 +97,13 @@ def functions(d, warps, narrow, aligned, D=None):
     @cuda.jit(device=True, forceinline=True)
     def store(tile, at, size, X, b, h, row0, high, t, T):
         """Store the `size` rows at tile[at …] to X[b, h], from row0 on, up to row high − 1. T threads, a warp or more,
-        do it together; T divides size · D / 8. The numbers of a row of X lie side by side, from a multiple of 16 bytes
-        on if d is a multiple of 8."""
+        do it together; T divides size · width / 8. The numbers of a row of X lie side by side, from a multiple of 16
+        bytes on if d is a multiple of 8."""
         for n in range(size * chunks // T):
             r, c = (n * T + t) // chunks, (n * T + t) % chunks
             if row0 + r < high:
                 if d % CHUNK == 0:
-                    if d == D or c * CHUNK < d:
+                    if d == width or c * CHUNK < d:
                         ptx.store_chunk(X, (b, h, row0 + r, c * CHUNK), tile, at + cell(r, c))
                 else:
                     for y in range(CHUNK):

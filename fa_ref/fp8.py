@@ -18,7 +18,8 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from fa_ref.inputs import accumulator, check_choice, check_whole, floating
+from fa_ref.inputs import accumulator, floating
+from fa_ref.options import check_choice, check_whole
 
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 FLOAT32_MAX = float(np.finfo(np.float32).max)

@@ -18,7 +18,8 @@ import math
 import numpy as np
 
 from fa_ref import fa2, fa3, fa3_fp8, fp8
-from fa_ref.inputs import check_whole, rounded
+from fa_ref.inputs import rounded
+from fa_ref.options import check_whole
 from fa_ref.scores import Rule
 
 ROWS, TILE = 1024, 128  # queries at a time, for speed; and rows of a tile wherever tiles change the numbers

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa_ref import fa1, fa2, fa3, inputs, standard
+from fa_ref import fa1, fa2, fa3, inputs, standard, torch_bridge
 from fa_ref.online_softmax import finite_or_zero, merge, nonzero_or_one
+from fa_ref.options import check_choice, check_options
 from fa_ref.scores import Rule
 
 ALGORITHMS = {"standard": standard, "fa1": fa1, "fa2": fa2, "fa3": fa3}
@@ -55,11 +56,11 @@ def forward(q, k, v, *, algorithm="fa2", scale=None, causal=False, window=(-1, -
     (or the sink). A key that no query of the head may see has no influence, even if it holds NaN. There is no dropout.
     Raises ValueError or TypeError, before anything is computed, for input that does not fit; the text has the numbers.
     """
-    core = ALGORITHMS[inputs.check_choice("algorithm", algorithm, ALGORITHMS)]
+    core = ALGORITHMS[check_choice("algorithm", algorithm, ALGORITHMS)]
     template = q
-    q, k, v = inputs.same_kind(q=q, k=k, v=v)
+    q, k, v = torch_bridge.same_kind(q=q, k=k, v=v)
     sizes = inputs.check_qkv(q, k, v)
-    options = inputs.check_options(
+    options = check_options(
         sizes, q.dtype, scale=scale, causal=causal, window=window, mask=mask, bias=bias, alibi_slopes=alibi_slopes,
         softcap=softcap, sink=sink, block_q=block_q, block_k=block_k, reverse=reverse)
 
@@ -77,7 +78,7 @@ def forward(q, k, v, *, algorithm="fa2", scale=None, causal=False, window=(-1, -
             if options.sink is not None:
                 O, L = merge(O, L, 0, options.sink[h])
             out[b, h], lse[b, h] = O, L
-    return Forward(inputs.in_kind(out, template), inputs.in_kind(lse, template))
+    return Forward(torch_bridge.in_kind(out, template), torch_bridge.in_kind(lse, template))
 
 
 def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None, causal=False, window=(-1, -1),
@@ -89,9 +90,9 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
     out and lse are what `forward` returned for the same q, k, v and options; see there for all of these. dbias is
     summed to the bias's own shape. Raises as `forward` does, also for a dout, out or lse that does not belong.
     """
-    core = ALGORITHMS[inputs.check_choice("algorithm", algorithm, ALGORITHMS)]
+    core = ALGORITHMS[check_choice("algorithm", algorithm, ALGORITHMS)]
     template = q
-    dout, q, k, v, out, lse, dlse = inputs.same_kind(
+    dout, q, k, v, out, lse, dlse = torch_bridge.same_kind(
         optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
     sizes = inputs.check_qkv(q, k, v)
     B, Hq, Hkv, Nq, Nk, _, dv_dim = sizes
@@ -101,7 +102,7 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
     lse = inputs.check_lse(lse, (B, Hq, Nq), wide)
     if dlse is not None:
         dlse = inputs.check_statistics("dlse", dlse, (B, Hq, Nq), wide)
-    options = inputs.check_options(
+    options = check_options(
         sizes, q.dtype, scale=scale, causal=causal, window=window, mask=mask, bias=bias, alibi_slopes=alibi_slopes,
         softcap=softcap, sink=sink, block_q=block_q, block_k=block_k, reverse=reverse)
 
@@ -130,9 +131,9 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
             if sink is not None:
                 dsink[h] += sink_gradient(options.sink[h], dO, O, L, dL, wide)
     grads = [x.astype(q.dtype) for x in (dq, dk, dv)]
-    grads += [None if dbias is None else dbias.astype(inputs.to_numpy("bias", bias).dtype)]
-    grads += [None if dsink is None else dsink.astype(inputs.to_numpy("sink", sink).dtype)]
-    return Gradients(*(inputs.in_kind(x, template) for x in grads))
+    grads += [None if dbias is None else dbias.astype(torch_bridge.to_numpy("bias", bias).dtype)]
+    grads += [None if dsink is None else dsink.astype(torch_bridge.to_numpy("sink", sink).dtype)]
+    return Gradients(*(torch_bridge.in_kind(x, template) for x in grads))
 
 
 def head_rule(sizes, options, b, h):

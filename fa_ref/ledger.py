@@ -29,9 +29,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa_ref import frames, inputs
+from fa_ref import frames
 from fa_ref.countable import EXPS, is_floating
 from fa_ref.metered import HBM, OnChip
+from fa_ref.options import check_choice, check_whole
 
 MAKERS = ("zeros", "full", "empty")                     # how a core makes an on-chip array
 COUNTS = ("reads", "writes", "fresh_reads", "read_bytes", "write_bytes")
@@ -92,7 +93,7 @@ class Ledger:
     running = None                                      # the ledger that is open: there is one np.zeros for all
 
     def __init__(self, onchip_bytes=None, log=False):
-        self.onchip_bytes = None if onchip_bytes is None else inputs.check_whole("onchip_bytes", onchip_bytes, 0)
+        self.onchip_bytes = None if onchip_bytes is None else check_whole("onchip_bytes", onchip_bytes, 0)
         self.log = [] if log else None
         self.arrays, self.matmul_flops, self.other_flops, self.exps = [], 0, 0, 0
         self.peak_onchip_bytes, self.peak_tiles = 0, {}
@@ -126,7 +127,7 @@ class Ledger:
 
     def total(self, count="reads"):
         """Sum of one of COUNTS over all arrays; ValueError for another."""
-        inputs.check_choice("count", count, COUNTS)
+        check_choice("count", count, COUNTS)
         return sum(getattr(record, count) for record in self.arrays)
 
     def table(self):

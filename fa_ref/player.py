@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fa_ref import debug, fa3_fp8, frames, heads, inputs, page, standard
+from fa_ref import debug, fa3_fp8, frames, heads, page, standard
 from fa_ref.ledger import HBM, Ledger
+from fa_ref.options import check_choice, check_whole
 from fa_ref.recorder import Recorder
 
 MAX_STEPS = 2000
@@ -32,7 +33,7 @@ class Recording:
 
     def __init__(self, run, functions, memory, max_steps=MAX_STEPS):
         """Run it; for all arguments and errors see `record` and `recorder.Recorder`."""
-        max_steps = inputs.check_whole("max_steps", max_steps, 1)
+        max_steps = check_whole("max_steps", max_steps, 1)
         for code in functions:
             page.source(code)                                       # raises before the run, not after
         recorder = Recorder(run, functions, memory, max_steps)
@@ -105,7 +106,7 @@ def record(core, *args, names=None, inside=(), max_steps=MAX_STEPS, **options):
 
 def tiny(algorithm):
     """The Recording of one of PLAYED, forward, on the problem of `debug`: 4 queries, 6 keys, d = 2."""
-    core = PLAYED[inputs.check_choice("algorithm", algorithm, PLAYED)]
+    core = PLAYED[check_choice("algorithm", algorithm, PLAYED)]
     inside = [standard.probabilities] if core is standard else []
     return record(core.forward_head, *debug.arguments(core), inside=inside)
 

@@ -18,16 +18,9 @@ p − left ≤ j ≤ p + right:
 
 import numpy as np
 
-from fa_ref.inputs import (
-    check_flag,
-    check_mask,
-    check_number,
-    check_scores_shaped,
-    check_softcap,
-    check_window,
-    floating,
-    to_numpy,
-)
+from fa_ref.inputs import floating
+from fa_ref.options import check_flag, check_mask, check_number, check_scores_shaped, check_softcap, check_window
+from fa_ref.torch_bridge import to_numpy
 
 EMPTY, PARTIAL, FULL = "empty", "partial", "full"
 

@@ -7,7 +7,8 @@ sequences; only a kernel has reason to do it in one launch.
 
 import numpy as np
 
-from fa_ref import heads, inputs
+from fa_ref import heads, inputs, torch_bridge
+from fa_ref.options import check_choice, check_options
 
 
 def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *, mask=None, bias=None, alibi_slopes=None, sink=None, **options):
@@ -19,14 +20,14 @@ def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *, mask=None, bias=None, alibi_
     the sequences; alibi_slopes (Hq,) or (S, Hq). All other options are those of `fa_ref.forward`. Raises as it does.
     """
     template = q
-    q, k, v = inputs.same_kind(q=q, k=k, v=v)
+    q, k, v = torch_bridge.same_kind(q=q, k=k, v=v)
     sequences = cut(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, sink, options)
     out = np.empty((*q.shape[:2], v.shape[2]), q.dtype)
     lse = np.empty(q.shape[:2], inputs.accumulator(q.dtype))
     for rows, cols, own in sequences:
         out_s, lse_s = heads.forward(q[None, :, rows], k[None, :, cols], v[None, :, cols], **own, **options)
         out[:, rows], lse[:, rows] = out_s[0], lse_s[0]
-    return heads.Forward(inputs.in_kind(out, template), inputs.in_kind(lse, template))
+    return heads.Forward(torch_bridge.in_kind(out, template), torch_bridge.in_kind(lse, template))
 
 
 def backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, mask=None, bias=None,
@@ -36,7 +37,7 @@ def backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, 
     dout and out (Hq, total_q, dv), lse and dlse (Hq, total_q); everything else as in `forward`.
     """
     template = q
-    dout, q, k, v, out, lse, dlse = inputs.same_kind(
+    dout, q, k, v, out, lse, dlse = torch_bridge.same_kind(
         optional="dlse", dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
     sequences = cut(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, sink, options)
     wide = inputs.accumulator(q.dtype)
@@ -60,11 +61,11 @@ def backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, 
         if sink is not None:
             dsink += grads.dsink
     if bias is not None:
-        bias = inputs.to_numpy("bias", bias)
+        bias = torch_bridge.to_numpy("bias", bias)
         dbias = sum_to(dbias[None], bias.shape).astype(bias.dtype)
     if sink is not None:
-        dsink = dsink.astype(inputs.to_numpy("sink", sink).dtype)
-    return heads.Gradients(*(inputs.in_kind(x, template) for x in (dq, dk, dv, dbias, dsink)))
+        dsink = dsink.astype(torch_bridge.to_numpy("sink", sink).dtype)
+    return heads.Gradients(*(torch_bridge.in_kind(x, template) for x in (dq, dk, dv, dbias, dsink)))
 
 
 def cut(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, sink, options):
@@ -81,10 +82,10 @@ def cut(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, bias, alibi_slopes, sink, opt
     if len(cu_q) != len(cu_k):
         raise ValueError(f"cu_seqlens_q names {len(cu_q) - 1} sequences, cu_seqlens_k names {len(cu_k) - 1}")
     S = len(cu_q) - 1
-    inputs.check_choice("algorithm", options.get("algorithm", "fa2"), heads.ALGORITHMS)
+    check_choice("algorithm", options.get("algorithm", "fa2"), heads.ALGORITHMS)
     others = {name: x for name, x in options.items() if name != "algorithm"}
-    checked = inputs.check_options(sizes, q.dtype, mask=mask, bias=bias, sink=sink, **others)
-    slopes = inputs.check_options(sizes._replace(B=S), q.dtype, alibi_slopes=alibi_slopes).alibi_slopes
+    checked = check_options(sizes, q.dtype, mask=mask, bias=bias, sink=sink, **others)
+    slopes = check_options(sizes._replace(B=S), q.dtype, alibi_slopes=alibi_slopes).alibi_slopes
 
     sequences = []
     for s in range(S):

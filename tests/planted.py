@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import cuda_kernels
-from cuda_kernels import arrays, simulator
+from cuda_kernels import places, simulator
 from fa_ref.testing import Problem, oracle, tolerance
 from fa_ref.testing.problem import Result
 
@@ -181,7 +181,7 @@ def trial(name, kernel, backward=False, deterministic=False):
     error = answer = None
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")                             # inf − inf, of numbers that are wrong
-        patch.setattr(arrays.Simulated, "empty", lambda self, shape, dtype, like=None: np.full(shape, np.nan, dtype))
+        patch.setattr(places.Simulated, "empty", lambda self, shape, dtype, like=None: np.full(shape, np.nan, dtype))
         try:
             with simulator.audit() as audit:
                 if backward:

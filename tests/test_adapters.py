@@ -6,6 +6,8 @@ import re
 import numpy as np
 import pytest
 
+import fa_ref
+from fa_ref import varlen
 from fa_ref.testing import Recipe, adapters, check, oracle
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -55,6 +57,20 @@ def test_torch_adds_up_gradients_in_16_bits_tile_after_tile():
     seen = torch.from_numpy(p.mask & np.tri(130, dtype=bool))
     sdpa(q, k, v, attn_mask=seen).backward(torch.from_numpy(p.dout))
     assert float(v.grad[0, 0, 79, 1]) == by_tiles != at_once
+
+
+# --- our own signature ----------------------------------------------------------------------------------------
+
+def test_out_alone_is_enough_of_packed_sequences_too():
+    def bare(*arrays, **options):
+        return fa_ref.forward(*arrays, **options).out
+
+    def bare_packed(*arrays, **options):
+        return varlen.forward(*arrays, **options).out
+
+    ask, supports = adapters.fa_ref(bare, packed=bare_packed, lse=False)
+    assert check(ask, supports, examples=10).ok
+    assert check(ask, supports, examples=3, properties=["packed_is_a_loop_over_sequences"]).rows[0].status == "ok"
 
 
 # --- scaled_dot_product_attention -----------------------------------------------------------------------------

@@ -32,7 +32,8 @@ from cuda_kernels.bench import (
     tiles,
 )
 from cuda_kernels.bench.grid import Case
-from fa_ref.inputs import Sizes, check_options
+from fa_ref.inputs import Sizes
+from fa_ref.options import check_options
 from fa_ref.testing import Problem
 from fa_ref.testing.standard_16bit import allowed, float64_truth
 

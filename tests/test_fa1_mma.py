@@ -215,7 +215,7 @@ DISORDER = {
     "no barrier before the maxima": (r"cuda.syncthreads\(\)( +# the maxima)", r"pass\1"),
     "no barrier before the sums": (r"cuda.syncthreads\(\)( +# the sums)", r"pass\1"),
     "barrier before the wait": (r"(ptx.wait_copies\(0\))\n( +)(cuda.syncthreads\(\))( .*)", r"\3\4\n\2\1"),
-    "one buffer for all Qi": (r"stage = Bc \* D, 2 \* Bc \* D, Br \* D", "stage = Bc * D, 2 * Bc * D, 0"),
+    "one buffer for all Qi": (r"(stage = Bc \* width, 2 \* Bc \* width,) Br \* width", r"\1 0"),
 }
 OF_SEVERAL_WARPS = {
     "the keys of another warp": (r"0, 0, w \* C, lane", "0, 0, 0, lane"),
@@ -282,7 +282,7 @@ def test_wrong_numbers_are_noticed(fault, monkeypatch):
 def test_tiles_written_plain_and_read_swizzled_are_noticed(monkeypatch):
     from cuda_kernels import swizzled
 
-    copy = faulty(swizzled, r"(copy_async\(tile, at \+) cell\(r, c\)", r"\1 r * D + c * 8")
+    copy = faulty(swizzled, r"(copy_async\(tile, at \+) cell\(r, c\)", r"\1 r * width + c * 8")
     monkeypatch.setattr(swizzled, "functions", copy.functions)
     monkeypatch.setitem(cuda_kernels.KERNELS, "fa1_mma", faulty(fa1_mma, "^", ""))     # its own kernels, made anew
     assert fails(warps=1)

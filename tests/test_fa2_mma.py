@@ -244,7 +244,7 @@ DISORDER = {
     "later copies not committed": ("fa2_mma", r"(?m)^            ptx.commit_copies\(\)", "            pass"),
     "no barrier": ("fa2_mma", r"cuda.syncthreads\(\)", "pass"),
     "barrier before the wait": ("fa2_mma", r"(ptx.wait_copies\(0\))\n( +)(cuda.syncthreads\(\))", r"\3\n\2\1"),
-    "one buffer for all tiles": ("fa2_mma", r"2 \* Bc \* D if ahead else 0", "0"),
+    "one buffer for all tiles": ("fa2_mma", r"2 \* Bc \* width if ahead else 0", "0"),
     "Oi stored over a Qi still in use": ("fa2_mma", r" +cuda.syncwarp\(ALL\) +# the warp is done.*\n", ""),
     "Oi read before it is there": ("fa2_mma", r"cuda.syncwarp\(ALL\)( +# the pairs)", r"pass\1"),
     "written swizzled, read plain": ("swizzled", r"return \(at \^ .*", "return at + c * CHUNK"),
@@ -257,7 +257,7 @@ ONE_PLACE = {                                                       # the same w
     "the next Kj not committed": ("fa2_mma", r"(?m)^ {16}ptx.commit_copies\(\)", "                pass"),
 }
 WRONG_NUMBERS = {
-    "written plain, read swizzled": ("swizzled", r"(copy_async\(tile, at \+) cell\(r, c\)", r"\1 r * D + c * 8"),
+    "written plain, read swizzled": ("swizzled", r"(copy_async\(tile, at \+) cell\(r, c\)", r"\1 r * width + c * 8"),
     "rows past the end copied": ("swizzled", r"inside = low <= row < high", "inside = low <= row"),
     "Kj read where Vj lies": ("fa2_mma", r"V_row = Vj", "V_row = Kj"),
     "another lane's row of Q": ("fa2_mma", r"lane % 16, lane // 16\), Kj", "lane // 2, lane % 2), Kj"),

@@ -12,7 +12,8 @@ from ml_dtypes import bfloat16
 
 import cuda_kernels
 from cuda_kernels import fa2_mma, fa2_mma_backward, fa2_mma_dq, fa2_mma_rows, launch, products, tensor_cores
-from fa_ref.inputs import Sizes, check_options
+from fa_ref.inputs import Sizes
+from fa_ref.options import check_options
 from fa_ref.testing import Result, oracle
 from fa_ref.testing.standard_16bit import two_errors
 from tensor_core_problems import dtypes, faulty, problem, simulated, slow, with_unread_keys

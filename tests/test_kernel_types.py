@@ -85,7 +85,7 @@ def main():
     from numba.cuda.compiler import compile_cuda
 
     import cuda_kernels
-    from cuda_kernels import arrays, heads, launch
+    from cuda_kernels import arrays, heads, launch, places
 
     found, done = {}, set()
 
@@ -106,7 +106,7 @@ def main():
                                         else numba.typeof(x) for x in arguments), dtype)
             done.add(kernel)
 
-    class Host(arrays.Simulated):
+    class Host(places.Simulated):
         """NumPy arrays as they are: only their dtypes count."""
 
         def argument(self, x):
@@ -114,7 +114,7 @@ def main():
 
     # there may be no device
     numba.cuda.dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
-    arrays.place_of = lambda optional=None, **named: Host(named["q"])
+    places.place_of = lambda optional=None, **named: Host(named["q"])
     heads.limits = launch.limits = lambda: launch.CARDS["H200"]
     launch.launch_compiled = launched
 

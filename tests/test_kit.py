@@ -23,6 +23,7 @@ from fa_ref.testing import (
     replay,
     suite,
 )
+from fa_ref.testing.adapters.ours import not_taken
 from fa_ref.testing.building import AXES, DTYPES
 from fa_ref.testing.layouts import LAYOUTS
 from fa_ref.testing.recipe import CHOICES
@@ -370,6 +371,13 @@ WRONG = {
 }
 
 
+def test_reports_begin_with_the_truth_and_end_with_conduct():
+    names = list(PROPERTIES)
+    assert names[:2] == ["equals_the_oracle", "gradients_equal_the_oracles"]
+    assert names[-5:] == ["repeats_are_bitwise_equal", "outputs_are_fully_written", "inputs_are_unchanged",
+                          "shapes_and_dtypes", "empty_rows_raise_no_warning"]
+
+
 def test_every_property_has_a_wrong_implementation():
     assert set(WRONG) == set(PROPERTIES)
 
@@ -640,7 +648,7 @@ def test_our_adapter_leaves_out_what_the_signature_lacks():
 
 
 def test_a_function_without_a_signature_is_asked_everything():
-    assert adapters.not_taken(dict, ["scale"]) == [] == adapters.not_taken(lambda **options: 0, ["scale"])
+    assert not_taken(dict, ["scale"]) == [] == not_taken(lambda **options: 0, ["scale"])
     assert adapters.gives_lse(lambda q, k, v: 1 / 0) and adapters.gives_lse(lambda q, k, v: (q, k))
 
 

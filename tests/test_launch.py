@@ -12,7 +12,7 @@ from ml_dtypes import bfloat16
 
 import cuda_kernels
 import fa_ref
-from cuda_kernels import arrays, fa1, fa2, launch, standard
+from cuda_kernels import arrays, fa1, fa2, launch, places, standard
 
 simulated = pytest.mark.skipif(not cuda_kernels.SIMULATED, reason="about the simulator; kernels run on a GPU here")
 WITH_BACKWARD = [kernel for kernel in cuda_kernels.PLAIN if kernel in cuda_kernels.WITH_BACKWARD]
@@ -195,17 +195,18 @@ def test_torch_tensors_of_the_cpu(dtype, torch):
 def tensors_as_on_a_gpu(monkeypatch, torch):
     """The way of CUDA tensors, walked with tensors of the CPU: only the last step, to a kernel's argument, differs."""
 
-    class Stand(arrays.Torch):
+    class Stand(places.Torch):
         stream = 0
 
         def here(self):
             return nullcontext()
 
         def argument(self, x):
-            return arrays.FakeCUDAArray(x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy())
+            return places.FakeCUDAArray(x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy())
 
-    monkeypatch.setattr(arrays, "Torch", Stand)
-    monkeypatch.setattr(arrays, "on_device", lambda name, x: isinstance(x, torch.Tensor))
+    monkeypatch.setattr(places, "Torch", Stand)
+    for module in (arrays, places):
+        monkeypatch.setattr(module, "on_device", lambda name, x: isinstance(x, torch.Tensor))
     return torch
 
 
@@ -317,7 +318,7 @@ def test_cuda_tensors_in_the_simulator(torch):
 
 def test_what_the_checks_see_of_device_memory():
     """A stand-in with the shape and dtype, a single element large."""
-    x = arrays.stand_in((70_000, 16, 4096, 128), np.dtype(bfloat16))
+    x = places.stand_in((70_000, 16, 4096, 128), np.dtype(bfloat16))
     assert (x.shape, x.dtype, x.strides) == ((70_000, 16, 4096, 128), bfloat16, (0, 0, 0, 0))
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from fa_ref.testing import Result, Supports
-from fa_ref.testing.properties import storage
+from fa_ref.testing.properties.conduct import storage
 
 # --- the right one --------------------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from ml_dtypes import bfloat16
 
-from cuda_kernels import arrays
+from cuda_kernels import arrays, places
 from cuda_kernels.ladder import LOG2_E, NAMES, PRODUCT, WARP
 from cuda_kernels.launch import launch_compiled, limits
 from cuda_kernels.switch import SIMULATED
-from fa_ref import inputs
+from fa_ref.options import check_flag
 
 DIMS = (64, 128)
 
@@ -55,9 +55,9 @@ def prepare(step, q, k, v, causal=False, tiles=None):
     ValueError for what the ladder does not take, before anything runs.
     """
     R, warps, Bc = tiles or step.TILES
-    place = arrays.place_of(q=q, k=k, v=v)
+    place = places.place_of(q=q, k=k, v=v)
     known = [place.known(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
-    check(known, inputs.check_flag("causal", causal), R, warps, Bc, split_keys=step.SPLIT_KEYS)
+    check(known, check_flag("causal", causal), R, warps, Bc, split_keys=step.SPLIT_KEYS)
     (B, H, N, d), dtype, Br = known[0].shape, known[0].dtype, R * warps
     shared, card = step.shared_bytes(R, warps, Bc, d), limits()
     if card.capability < (8, 0):

@@ -6,6 +6,7 @@ from torch.autograd.forward_ad import unpack_dual
 import cuda_kernels
 import fa_ref
 from cuda_kernels import arrays
+from fa_ref import torch_bridge
 
 HALVES = torch.float16, torch.bfloat16
 FORWARDS = ("fa_ref::attention has no derivative that goes forwards (jvp, jacfwd, hessian, dual tensors); "
@@ -63,7 +64,7 @@ def refuse_tangents(*tensors):
 
 
 def check_axes(**tensors):
-    """Axes and devices, where shapes are looked at before `fa_ref.inputs` checks everything.
+    """Axes and devices, where shapes are looked at before `fa_ref` checks everything.
 
     ValueError for other axes than four, TypeError for tensors on different devices.
     """
@@ -71,8 +72,7 @@ def check_axes(**tensors):
         if x.ndim != 4:
             raise ValueError(f"{name} must have 4 axes (batch, heads, length, head dim), got shape {tuple(x.shape)}")
     if len({x.device for x in tensors.values()}) > 1:
-        told = ", ".join(f"{name} is {arrays.describe(name, x)}" for name, x in tensors.items())
-        raise TypeError(f"arrays of different kinds or devices: {told}")
+        torch_bridge.check_one_kind({name: arrays.describe(name, x) for name, x in tensors.items()})
 
 
 @attention.register_fake

@@ -3,7 +3,7 @@
 import torch
 
 from cuda_kernels.torch_op.operators import attention, check_axes
-from fa_ref import inputs
+from fa_ref.options import check_flag
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
@@ -21,8 +21,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     for name, x in {"query": query, "key": key, "value": value}.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-    inputs.check_flag("is_causal", is_causal)
-    inputs.check_flag("enable_gqa", enable_gqa)
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
     if isinstance(scale, torch.Tensor):
         raise TypeError("scale must be a number, got a tensor, which would get no gradient")
     check_axes(query=query, key=key, value=value)

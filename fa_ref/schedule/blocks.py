@@ -16,7 +16,7 @@ no time. Blocks that share a multiprocessor are units of their own, "slots", eac
 times with each other only if `per_multiprocessor` is the same.
 """
 
-from fa_ref.inputs import check_choice, check_whole
+from fa_ref.options import check_choice, check_whole
 from fa_ref.schedule.model import Task, run
 from fa_ref.scores import EMPTY, Rule, tiles
 

@@ -23,7 +23,7 @@ from math import inf
 from numbers import Real
 from typing import NamedTuple
 
-from fa_ref.inputs import check_whole
+from fa_ref.options import check_whole
 
 
 class Task(NamedTuple):

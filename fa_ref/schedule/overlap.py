@@ -27,7 +27,7 @@ product, the rescaling of O, masks, and the start and end of a block cost nothin
 from itertools import chain
 from typing import NamedTuple
 
-from fa_ref.inputs import check_choice, check_whole
+from fa_ref.options import check_choice, check_whole
 from fa_ref.schedule.model import Task, run
 
 UNITS = {"tensor core": 1, "special functions": 1, "arithmetic": 1}

@@ -13,7 +13,7 @@ the hardware serves the 32 threads of a warp at once if they read one word, so i
 table. The warps do not stand in each other's way.
 """
 
-from fa_ref.inputs import check_choice, check_whole
+from fa_ref.options import check_choice, check_whole
 from fa_ref.schedule.model import Task, run
 from fa_ref.scores import Rule
 
