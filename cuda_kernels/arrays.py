@@ -84,7 +84,7 @@ def word_dtype(dtype):
     return np.dtype("uint16") if dtype == bfloat16 else np.dtype(dtype)
 
 
-def check_lse(lse):
+def refuse_infinite_lse_on_device(lse):
     """ValueError for a CUDA tensor lse with +inf in it, which others write for rows that see no key.
 
     This waits for the device, so it is for calls that wait for a compiler anyway. While a CUDA graph is recorded nobody

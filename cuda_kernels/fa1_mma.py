@@ -224,9 +224,9 @@ def make_forward(Br, Bc, warps, d, dtype, positive, aligned):
     return forward
 
 
-def plan(card, sizes, dtype, options, mask, sink, threads, block_q, block_k):
+def plan(card, sizes, dtype, options, threads, block_q, block_k):
     """(threads, Br, Bc) for a call on this card; what is None is chosen. Errors as in `tensor_cores.plan`."""
-    tensor_cores.refuse("fa1_mma", card, sizes, dtype, options, mask, sink)
+    tensor_cores.refuse("fa1_mma", card, sizes, dtype, options)
     d = sizes.d
     warps, Br, C = next(tiles for most, *tiles in TILES if d <= most)
     threads = check_threads(warps * WARP if threads is None else threads, card, WARPS)
@@ -247,7 +247,7 @@ def shared_bytes(Br, Bc, d, dv, itemsize, threads):
 def forward(call, Q, K, V):
     """Launch the forward pass; returns O, L."""
     B, Hq, _, Nq, _, d, _ = call.sizes
-    out, L = call.empty(B, Hq, Nq, d, dtype=call.dtype), call.empty(B, Hq, Nq)
+    out, L = call.empty(B, Hq, Nq, d, dtype=call.dtype, like=Q), call.empty(B, Hq, Nq)
     O, l, m = call.empty(B, Hq, Nq, d), call.empty(B, Hq, Nq), call.empty(B, Hq, Nq)
     _, scale, _, left, right, _ = call.rule
     aligned = swizzled.aligned(call, Q, K, V)

@@ -28,13 +28,15 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
     arrays. mask and sink may be host arrays in any case. Any strides will do: kernels take strides, only host arrays
     that go to a device are copied. But on tensor cores the last axis of device arrays must be contiguous; they are read
     without a copy, 16 bytes at a time where base and strides are multiples of that, else number by number. What these
-    kernels return lies token by token, (B, N, H, d) in memory, if q does.
+    kernels return for tensors on a device lies token by token, (B, N, H, d) in memory, if q does.
 
     kernel            "standard", "fa1", "fa2", by warps "fa1_warps", "fa2_warps", or on tensor cores "fa1_mma",
                       "fa2_mma" (no backward pass: by warps, "fa1_mma"); the answer is the same up to rounding
-    threads           of a block, 1 to 1024, by warps 32, 64, … 256; None is 128, and in the simulator the least
+    threads           of a block, 1 to 1024, by warps 32, 64, … 256; None is 128, on tensor cores what suits d and the
+                      pass, and in the simulator the least
     block_q, block_k  tile sizes Br, Bc ≥ 1; None is the largest power of two up to 32 (16 in the simulator) that fits;
-                      on tensor cores 16 or 32 queries for each warp, and a multiple of 16 keys
+                      "fa2_mma": 16 or 32 queries for each warp, and a multiple of 16 keys; "fa1_mma": a multiple of 16
+                      queries up to `threads`, and a multiple of 16 keys for each warp
     mask              bool, True = visible, broadcasts to (B, Hq, Nq, Nk)
     all others        as `fa_ref.forward`; bias, alibi_slopes and float masks are offered there only
 
@@ -57,16 +59,17 @@ def forward(q, k, v, *, kernel="fa2", threads=None, scale=None, causal=False, wi
                                window=window, softcap=softcap, block_q=block_q, block_k=block_k, reverse=reverse)
         B, Hq, _, Nq, Nk, _, dv = call.sizes
         if 0 in (B, Nq, Nk):                    # nothing to see: a kernel would find no key, or no row
-            O, l = place.full((B, Hq, Nq, dv), 0, call.dtype if sink is None else call.wide), []
-            m = place.full((B, Hq, Nq), -np.inf, call.wide)
+            O = place.full((B, Hq, Nq, dv), 0, call.dtype if sink is None else call.wide)
+            statistics = [place.full((B, Hq, Nq), -np.inf, call.wide)]
         else:
             Q, K, V = (place.load(x) for x in (q, k, v))
-            O, *l, m = core.forward(call, Q, K, V)
+            O, *statistics = core.forward(call, Q, K, V)            # l and m of "fa1" and "fa1_warps", else L
             if key:
-                prepared.remember(key, call, (q, k, v), (Q, K, V), (O, m))
-        if l or sink is not None:               # FA1 returns l and m; the others L, which is an m whose l is 1
-            O, m = finish.merge_sink(call, O, l[0] if l else call.constant(1, B, Hq, Nq), m, sink)
-        return Forward(place.result(O, call.dtype), place.result(m, call.wide))
+                prepared.remember(key, call, (q, k, v), (Q, K, V), (O, *statistics))
+        *l, L = statistics                                          # L is an m whose l is 1
+        if l or sink is not None:
+            O, L = finish.merge_sink(call, O, l[0] if l else call.constant(1, B, Hq, Nq), L, sink)
+        return Forward(place.result(O, call.dtype), place.result(L, call.wide))
 
 
 def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, deterministic=False, dlse=None, scale=None,
@@ -109,7 +112,7 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
         inputs.check_belongs("out", place.known("out", out), (B, Hq, Nq, dv), call.dtype)
         inputs.check_lse(place.known("lse", lse), (B, Hq, Nq), call.wide)
         if key:                                                     # such a call waits once, for its kernels too
-            arrays.check_lse(lse)
+            arrays.refuse_infinite_lse_on_device(lse)
         if dlse is not None:
             inputs.check_statistics("dlse", place.known("dlse", dlse), (B, Hq, Nq), call.wide)
 
@@ -154,8 +157,9 @@ def make_call(place, kernel, backward, q, k, v, mask, sink, threads, *, block_q,
     if known_mask is not None and known_mask.dtype != bool:
         refuse(**{f"a mask of dtype {known_mask.dtype}": mask})
     plan = getattr(core, "plan_backward" if backward else "plan", None)         # kernels that choose their own tiles
+    block_q, block_k = (None if n is None else int(n) for n in (block_q, block_k))  # np.int64 is no constant to Numba
     if plan:
-        threads, block_q, block_k = plan(limits(), sizes, q.dtype, checked, mask, sink, threads, block_q, block_k)
+        threads, block_q, block_k = plan(limits(), sizes, q.dtype, checked, threads, block_q, block_k)
     threads = check_threads(threads, limits(), warps)
     check_grid((1, sizes.Hq, sizes.B), limits())                    # of every launch that may follow
     how = ({"threads": threads} if warps else {}) | ({"backward": backward} if kernel in WITH_BACKWARD else {})

@@ -192,7 +192,8 @@ class Call:
 
 
 def compiled_for(kernel, threads, arguments):
-    """A kernel, compiled once for arrays of any strides (Numba's layout A: contiguous ones get none of their own)."""
+    """A kernel compiled for such arguments, or found on disk; with fewer registers if a block of so many threads would
+    not have enough. Arrays may have any strides (Numba's layout A: contiguous ones get no kernel of their own)."""
     kinds = [types.Array(numba.from_dtype(x.dtype), x.ndim, "A") if hasattr(x, "ndim") and x.ndim else numba.typeof(x)
              for x in arguments]
     capability = tuple(cuda.get_current_device().compute_capability)
@@ -206,7 +207,7 @@ def compiled_for(kernel, threads, arguments):
 
 
 def launch_compiled(kernel, grid, threads, stream, arguments, shared=0):
-    """Launch it on this grid of blocks."""
+    """Launch a kernel, compiled if need be, on this grid of blocks. shared: bytes of dynamic shared memory."""
     compiled = compiled_for(kernel, threads, arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")         # Numba warns of small grids; here they are meant

@@ -165,16 +165,19 @@ class Torch:
         return stand_in(tuple(x.shape), numpy_dtype(x.dtype))
 
     def load(self, x, dtype=None):
-        x = x.detach().resolve_neg() if torch_bridge.is_torch(x) else self.torch.from_numpy(np.ascontiguousarray(x))
-        return x.to(self.device, None if dtype is None else self.dtype(dtype))
+        if torch_bridge.is_torch(x):
+            x = x.detach().resolve_neg()
+        else:                                                       # NumPy converts and copies: torch knows no bfloat16
+            x = self.torch.from_numpy(np.array(x, dtype, order="C"))        # of its, and warns of read-only arrays
+        return x.to(self.device, None if dtype is None else self.torch_dtype(dtype))
 
     def empty(self, shape, dtype, like=None):
         if like is not None:
-            return empty_as(like, shape, dtype=self.dtype(dtype))
-        return self.torch.empty(shape, dtype=self.dtype(dtype), device=self.device)
+            return empty_as(like, shape, dtype=self.torch_dtype(dtype))
+        return self.torch.empty(shape, dtype=self.torch_dtype(dtype), device=self.device)
 
     def full(self, shape, value, dtype):
-        return self.torch.full(shape, value, dtype=self.dtype(dtype), device=self.device)
+        return self.torch.full(shape, value, dtype=self.torch_dtype(dtype), device=self.device)
 
     def spread(self, x, shape):
         return x.expand(shape)
@@ -183,9 +186,10 @@ class Torch:
         return cuda.as_cuda_array(x.view(self.torch.uint16) if x.dtype == self.torch.bfloat16 else x)
 
     def result(self, x, dtype):
-        return x.to(self.dtype(dtype))
+        return x.to(self.torch_dtype(dtype))
 
-    def dtype(self, dtype):
+    def torch_dtype(self, dtype):
+        """torch's dtype of the same name."""
         return getattr(self.torch, np.dtype(dtype).name)
 
 

@@ -98,7 +98,7 @@ class Launch:
 
     def __init__(self, call, tensors, kernel, grid, arguments, shared):
         arrays = [call.place.argument(x) if hasattr(x, "data_ptr") else x for x in arguments]
-        self.compiled, self.arguments = compiled_for(kernel, call.threads, arrays), arguments   # they must outlive it
+        self.compiled, self.constants = compiled_for(kernel, call.threads, arrays), []          # they must outlive it
         function = int(self.compiled._codelibrary.get_cufunc().kernel.handle)
         self.launch = partial(driver().cuLaunchKernel, ctypes.c_void_p(function),
                               *map(ctypes.c_uint, (*in_three(grid), *in_three([call.threads]), shared)))
@@ -107,7 +107,9 @@ class Launch:
         for x, array in zip(arguments, arrays, strict=True):
             if hasattr(x, "data_ptr"):
                 index = index_of(x, tensors)
-                if index is not None:                               # else it stays: a constant that the call has made
+                if index is None:                                   # a constant that the call has made: it stays
+                    self.constants.append(x)
+                else:
                     self.places.append((len(words) + ADDRESS, index))
                 words += [0, 0, array.size, array.dtype.itemsize, x.data_ptr(), *array.shape, *array.strides]
             else:

@@ -21,11 +21,12 @@ LARGEST_BACKWARD = 128 * 128 * 64                                   # Br Â· Bc Â
 KEYS = (16,) if SIMULATED else (64, 32, 16)                         # of a tile: the first that fits
 
 
-def refuse(kernel, card, sizes, dtype, options, mask, sink):
+def refuse(kernel, card, sizes, dtype, options):
     """NotImplementedError, by name, for what these kernels do not offer; ValueError for a card without such cores."""
     d, dv = sizes.d, sizes.dv
-    asked = {"a mask": mask is not None, "softcap": options.softcap is not None, "sink": sink is not None,
-             "reverse": options.reverse, f"dv = {dv} with d = {d}": dv != d, f"d = {d}": d > MOST_DIMS,
+    asked = {"a mask": options.mask is not None, "softcap": options.softcap is not None,
+             "sink": options.sink is not None, "reverse": options.reverse,
+             f"dv = {dv} with d = {d}": dv != d, f"d = {d}": d > MOST_DIMS,
              f"dtype {dtype}": dtype not in ("float16", bfloat16)}
     for name in (name for name, is_set in asked.items() if is_set):
         raise NotImplementedError(f"{name} is not offered by the kernel {kernel}; fa2_warps offers it")
@@ -36,13 +37,13 @@ def refuse(kernel, card, sizes, dtype, options, mask, sink):
         raise ValueError(f"{kernel} needs compute capability 8.0, {card.card} has {card.capability}")
 
 
-def plan(kernel, bytes_of, card, sizes, dtype, options, mask, sink, threads, block_q, block_k):
+def plan(kernel, bytes_of, card, sizes, dtype, options, threads, block_q, block_k):
     """(threads, Br, Bc) for a call on this card; what is None is chosen. bytes_of(Br, Bc, d, dv, itemsize): shared
     memory of a block.
 
     NotImplementedError, by name, for what these kernels do not offer; ValueError for tiles that they cannot have.
     """
-    refuse(kernel, card, sizes, dtype, options, mask, sink)
+    refuse(kernel, card, sizes, dtype, options)
     d, dv = sizes.d, sizes.dv
     slabs = 2 if padded(d) <= NARROW else 1
     if threads is None:
@@ -59,9 +60,9 @@ def plan(kernel, bytes_of, card, sizes, dtype, options, mask, sink, threads, blo
     return threads, Br, Bc
 
 
-def plan_backward(kernel, bytes_of, card, sizes, dtype, options, mask, sink, threads, block_q, block_k):
+def plan_backward(kernel, bytes_of, card, sizes, dtype, options, threads, block_q, block_k):
     """(threads, Br, Bc) for the backward pass; arguments and errors as for `plan`, but bytes_of(Br, Bc, d, warps)."""
-    refuse(kernel, card, sizes, dtype, options, mask, sink)
+    refuse(kernel, card, sizes, dtype, options)
     d = sizes.d
     if threads is not None:
         check_threads(threads, card, WARPS)

@@ -35,16 +35,18 @@ def floating(name, x):
     return x
 
 
-def in_accumulator(name, x, wide, keep=False):
-    """x in the accumulator dtype. A finite number that would become infinite there is refused, not lost.
-
-    `keep` checks only and returns x as it is: tiles of it are converted as they are loaded.
-    """
+def check_fits(name, x, wide):
+    """ValueError for a finite number that would become infinite in the accumulator dtype `wide`."""
     if x.dtype == np.float64 and wide == np.float32:
         too_big = np.isfinite(x) & (np.abs(x) > np.finfo(wide).max)
         if too_big.any():
             raise ValueError(f"{name} holds {x[too_big][0]}, which is infinite in {wide}")
-    return x if keep else x.astype(wide)
+
+
+def in_accumulator(name, x, wide):
+    """x in the accumulator dtype, which must have room for all its finite numbers."""
+    check_fits(name, x, wide)
+    return x.astype(wide)
 
 
 # --- queries, keys, values ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa_ref.inputs import STORAGE, accumulator, floating, in_accumulator
+from fa_ref.inputs import STORAGE, accumulator, check_fits, floating, in_accumulator
 from fa_ref.torch_bridge import to_numpy
 
 DEFAULT_BLOCK = 64
@@ -19,7 +19,8 @@ class Options(NamedTuple):
     """All options of one call, checked; arrays broadcast (without a copy) to the full batch.
 
     scale and softcap (None = off) are floats; causal and reverse bools; window (left, right), -1 = unlimited;
-    mask bool or float and bias float (B, Hq, Nq, Nk); alibi_slopes (B, Hq); sink (Hq,); blocks are ints.
+    mask bool or float and bias float (B, Hq, Nq, Nk), in their own dtypes; alibi_slopes (B, Hq) and sink (Hq,) in the
+    accumulator dtype; blocks are ints.
     """
 
     scale: float
@@ -52,8 +53,9 @@ def check_options(sizes, dtype, *, scale=None, causal=False, window=(-1, -1), ma
         sink = in_accumulator("sink", floating("sink", sink), wide)
         if sink.shape != (Hq,):
             raise ValueError(f"sink must have shape {(Hq,)}, one logit per query head, got {sink.shape}")
-        if np.isnan(sink).any() or np.isposinf(sink).any():
-            raise ValueError(f"sink must hold finite numbers or -inf, got {sink[~(sink < np.inf)][0]}")
+        wrong = ~(sink < np.inf)                                    # NaN and +inf
+        if wrong.any():
+            raise ValueError(f"sink must hold finite numbers or -inf, got {sink[wrong][0]}")
     return Options(
         scale=check_number("scale", 1 / math.sqrt(d) if scale is None else scale, wide),
         causal=check_flag("causal", causal),
@@ -80,7 +82,7 @@ def check_flag(name, x):
 
 def check_whole(name, x, least):
     """A whole number of at least `least`."""
-    if isinstance(x, (bool, np.bool_)) or not isinstance(x, numbers.Integral):
+    if isinstance(x, bool) or not isinstance(x, numbers.Integral):
         raise TypeError(f"{name} must be a whole number, got {x!r}")
     if x < least:
         raise ValueError(f"{name} must be at least {least}, got {x}")
@@ -94,7 +96,7 @@ def check_block(name, x):
 
 def check_number(name, x, wide=np.dtype("float64")):
     """A finite real number that stays finite in the accumulator dtype `wide`; returned as a Python float."""
-    if isinstance(x, (bool, np.bool_)) or not isinstance(x, (numbers.Real, np.floating)):
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {x!r}")
     try:
         number = float(x)
@@ -106,7 +108,7 @@ def check_number(name, x, wide=np.dtype("float64")):
 
 
 def check_softcap(x, wide=np.dtype("float64")):
-    """None or 0 switch the cap off (returned as None); a negative cap is refused."""
+    """None or 0 switch the cap off (returned as None). ValueError below 0, and below what `wide` can hold precisely."""
     if x is None:
         return None
     cap = check_number("softcap", x, wide)
@@ -132,14 +134,14 @@ def check_mask(mask):
 def check_scores_shaped(name, x, full, wide=np.dtype("float64")):
     """x must broadcast to `full` = (B, Hq, Nq, Nk) or (Nq, Nk) and stay below +inf; returned broadcast, no copy."""
     try:
-        x = np.broadcast_to(x, full)
+        spread = np.broadcast_to(x, full)
     except ValueError:
         raise ValueError(f"{name} of shape {x.shape} does not broadcast to the shape of the scores, {full}") from None
-    if x.dtype == bool:
-        return x
-    if (x == np.inf).any():
-        raise ValueError(f"{name} holds +inf; scores must stay below it (-inf hides a key)")
-    return in_accumulator(name, x, wide, keep=True)
+    if x.dtype != bool:                                             # of x itself: not once for every head
+        if (x == np.inf).any():
+            raise ValueError(f"{name} holds +inf; scores must stay below it (-inf hides a key)")
+        check_fits(name, x, wide)
+    return spread
 
 
 def check_choice(name, x, known):

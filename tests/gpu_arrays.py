@@ -99,11 +99,11 @@ def solve_torch(p, kernel, threads=None, deterministic=False):
     return Result(**{name: on_host(x) for name, x in fields.items()})
 
 
-def judged(result, truth, bounds):
-    """The worst error as a fraction of its bound; AssertionError where it is more."""
+def judged(result, truth, bounds, what=""):
+    """The worst error as a fraction of its bound; AssertionError where it is more, which begins with `what`."""
     worst = tolerance.worst(result, truth, bounds)
     for name, w in worst.items():
-        assert w.fraction <= 1, f"{name}{w.index}: {w.fraction:.3g} times its bound"
+        assert w.fraction <= 1, f"{what}{name}{w.index}: {w.fraction:.3g} times its bound"
     return max(w.fraction for w in worst.values())
 
 
@@ -130,10 +130,10 @@ def large_problem(dtype, seed, Nq, Nk, d, dv, **options):
                    dlse=rng.standard_normal((1, 4, Nq)).astype(wide), **options)
 
 
-def rows(report, what, check, kernels=ON_TENSOR_CORES):
-    """A row for each kernel: what check(kernel) says, or how it failed."""
-    for kernel in kernels:
+def rows(report, what, check, names=ON_TENSOR_CORES):
+    """A row for each name, of a kernel or a dtype: what check(name) says, or how it failed."""
+    for name in names:
         try:
-            report.add(f"{what}, {kernel}", True, check(kernel))
+            report.add(f"{what}, {name}", True, check(name))
         except Exception:
-            report.add(f"{what}, {kernel}", False, traceback.format_exc())
+            report.add(f"{what}, {name}", False, traceback.format_exc())

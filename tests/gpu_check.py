@@ -42,8 +42,9 @@ class Report:
 
     def table(self):
         width = max(len(name) for name, *_ in self.rows)
-        return "\n".join(f"{name:{width}}  {'ok    ' if ok else 'FAILED'}  {words.splitlines()[0] if words else ''}"
-                         for name, ok, words in self.rows)
+        lines = ((name, ok, words.splitlines() or [""]) for name, ok, words in self.rows)
+        return "\n".join(f"{name:{width}}  {'ok    ' if ok else 'FAILED'}  {words[0] if ok else words[-1]}"
+                         for name, ok, words in lines)          # the last line of a traceback has the error
 
 
 def operator(report):
@@ -76,16 +77,21 @@ def main():
     parser.add_argument("--examples", type=int, default=15, help="problems per property of the kit (15)")
     parser.add_argument("--minutes", type=float, default=5, help="for the kit (5)")
     options = parser.parse_args()
+    parts = {"kit": [partial(gpu_kit.kit, kernels=options.kernels.split(","), examples=options.examples,
+                             minutes=options.minutes)],
+             "larger": [partial(gpu_kit.larger, kernels=options.kernels.split(","))], **CHECKS}
+    chosen = options.only.split(",") if options.only else list(parts)
+    if unknown := [name for name in chosen if name not in parts]:
+        parser.error(f"--only takes {', '.join(parts)}; got {', '.join(unknown)}")
+    if unknown := [name for name in options.kernels.split(",") if name not in KERNELS]:
+        parser.error(f"--kernels takes {', '.join(KERNELS)}; got {', '.join(unknown)}")
     report = Report()
     if options.small:
         gpu_kit.small(report, options.small)
         return 0
     machine = on_which()
     print(machine, flush=True)
-    kernels = options.kernels.split(",")
-    parts = {"kit": [partial(gpu_kit.kit, kernels=kernels, examples=options.examples, minutes=options.minutes)],
-             "larger": [partial(gpu_kit.larger, kernels=kernels)], **CHECKS}
-    for name in options.only.split(",") if options.only else parts:
+    for name in chosen:
         begun = time.monotonic()
         for check in parts[name]:
             try:

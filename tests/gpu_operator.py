@@ -93,7 +93,7 @@ def within(answer, given, options, what):
     p = Problem(**arrays, causal=options.get("causal", False), scale=options.get("scale"),
                 window=(options.get("window_left", -1), options.get("window_right", -1)))
     result = Result(*map(on_host, answer))
-    worst = judged(result, oracle.solve(p), tolerance.bounds(p))
+    worst = judged(result, oracle.solve(p), tolerance.bounds(p), f"{what}: ")
     if given[0].dtype in HALVES:
         verdicts = two_errors(result, float64_truth(p), p, round_scores=False)
         for name in ("out", "dq", "dk", "dv"):
@@ -103,10 +103,10 @@ def within(answer, given, options, what):
     return worst
 
 
-def asked(name, device="cuda"):
+def asked(name, device=DEVICE):
     """Which kernel computes, forward and backward."""
     x = tensors(device, name)
-    package, how = operators.library(x[0])
+    package, how = operators.package_for(x[0])
     (option,) = how
     with (mock.patch.object(package, "forward", wraps=package.forward) as forward,
           mock.patch.object(package, "backward", wraps=package.backward) as backward):
@@ -121,8 +121,8 @@ def spread(name, device=DEVICE):
     """The gradient that sum() sends, one number for all of out, gives what the same numbers in memory give."""
     x = tensors(device, name)
     out, _ = attention(*x, **HOW)
-    wide = torch.ones((), device=device, dtype=out.dtype).expand(out.shape)
-    same(torch.autograd.grad(out, x, wide, retain_graph=True), torch.autograd.grad(out, x, torch.ones_like(out)), name)
+    one = torch.ones((), device=device, dtype=out.dtype).expand(out.shape)
+    same(torch.autograd.grad(out, x, one, retain_graph=True), torch.autograd.grad(out, x, torch.ones_like(out)), name)
     return "the same bits"
 
 
@@ -240,13 +240,13 @@ def refuses(name, device=DEVICE, other="cpu"):
     """A second derivative, tensors on two devices, other dtypes, axes and windows."""
     q, k, v = tensors(device, name)
     (dq,) = torch.autograd.grad(attention(q, k, v)[0].float().square().sum(), q, create_graph=True)
-    wide, there = k.double(), k.to(other)
+    doubled, there = k.double(), k.to(other)
     cases = [
         (NotImplementedError, "fa_ref::attention has no second derivative", lambda: dq.sum().backward()),
         (TypeError, f"k is a torch tensor on {other}", lambda: attention(q, there, v)),
         (TypeError, f"q is a torch tensor on {other}", lambda: attention(q.to(other), k, v)),
         (TypeError, f"key is a torch tensor on {other}", lambda: scaled_dot_product_attention(q, there, v)),
-        (TypeError, "must share one dtype", lambda: attention(q, wide, v)),
+        (TypeError, "must share one dtype", lambda: attention(q, doubled, v)),
         (ValueError, "must have 4 axes", lambda: attention(q[0], k, v)),
         (ValueError, "window left must be at least -1, got -2", lambda: attention(q, k, v, window_left=-2)),
     ]

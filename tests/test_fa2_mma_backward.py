@@ -200,7 +200,7 @@ def test_default_tiles_fit_the_card(card, d, monkeypatch):
     card = launch.CARDS[card]
     sizes = Sizes(1, 1, 1, 512, 512, d, d)
     options = check_options(sizes, np.dtype(np.float16))
-    threads, Br, Bc = fa2_mma.plan_backward(card, sizes, "float16", options, None, None, None, None, None)
+    threads, Br, Bc = fa2_mma.plan_backward(card, sizes, "float16", options, None, None, None)
     fits = fa2_mma_backward.shared_bytes(Br, Bc, d, threads // 32) <= card.dynamic_bytes
     assert fits == ((card.card, d) != ("RTX 4090", 256))
     assert tensor_cores.can_share(Br, Bc, threads // 32)

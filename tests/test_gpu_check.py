@@ -1,5 +1,7 @@
 """What gpu_check.py does on a GPU, tried in the simulator as far as it goes: right kernels pass, wrong ones do not."""
 
+import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import cuda_kernels
 import gpu_arrays
+import gpu_check
 import gpu_kit
 import gpu_tensor_cores
 import gpu_torch
@@ -89,6 +92,22 @@ def test_outputs_that_are_not_written_are_noticed(monkeypatch):
 def test_lengths_of_zero():
     for kernel in gpu_arrays.KERNELS:
         assert gpu_torch.of_length_zero(kernel) == "zeros and −inf"
+
+
+def test_the_table_shows_what_held_and_the_error_of_what_did_not():
+    report = gpu_check.Report()
+    gpu_arrays.rows(report, "halves", lambda kernel: f"{1 / (kernel != 'b')}\nmore", ("a", "b"))
+    assert report.table() == "halves, a  ok      1.0\nhalves, b  FAILED  ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(("option", "told"), [
+    ("--only=streams,speed", "--only takes kit, larger, .*; got speed"),
+    ("--kernels=fa2,fa4", "--kernels takes standard, .*; got fa4")])
+def test_unknown_names_are_refused_before_anything_runs(option, told, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", option])
+    with pytest.raises(SystemExit):
+        gpu_check.main()
+    assert re.search(told, capsys.readouterr().err)
 
 
 def test_a_failure_is_a_row_and_hides_nothing():

@@ -8,7 +8,7 @@ import torch
 from ml_dtypes import bfloat16, float8_e4m3fn
 
 import fa_ref
-from fa_ref import varlen
+from fa_ref import options, varlen
 from fa_ref.heads import ALGORITHMS
 
 B, HQ, HKV, NQ, NK, D, DV = 2, 4, 2, 3, 5, 6, 7
@@ -231,6 +231,14 @@ def test_tensors_of_two_devices_are_refused(nothing_may_run):
     q, k, v = (torch.zeros(1, 1, 2, 3) for _ in range(3))
     with pytest.raises(TypeError, match="k is a torch tensor on meta"):
         fa_ref.forward(q, k.to("meta"), v)
+
+
+def test_a_bias_is_looked_at_before_it_is_spread_over_heads(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(options, "check_fits", lambda name, x, wide: looked_at.append(x.size))
+    q = np.ones((B, HQ, NQ, D), np.float32)
+    fa_ref.forward(q, q, q, bias=np.zeros((NQ, NQ)), mask=np.zeros((1, NQ, NQ)))
+    assert set(looked_at) == {NQ * NQ}
 
 
 def test_options_are_checked_against_the_accumulator():

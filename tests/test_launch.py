@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
@@ -267,6 +268,34 @@ def test_checks_on_the_way_of_cuda_tensors(tensors_as_on_a_gpu, monkeypatch):
             cuda_kernels.backward(out, x, x, x, out, lse.half())
 
 
+def test_a_sink_on_the_host_may_have_any_dtype_and_may_be_locked(tensors_as_on_a_gpu):
+    torch = tensors_as_on_a_gpu
+    x = torch.ones(1, 2, 5, 3)
+    sink = np.array([1, -2], bfloat16)
+    sink.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = cuda_kernels.forward(x, x, x, sink=sink).out
+    assert torch.equal(out, cuda_kernels.forward(x, x, x, sink=torch.tensor([1.0, -2.0])).out)
+
+
+@simulated
+def test_tile_sizes_reach_kernels_as_ints(monkeypatch):
+    """np.int64 is no constant to Numba's compiler; the simulator takes anything."""
+    seen, launch_it = [], launch.Call.launch
+
+    def watched(self, *arguments, **how):
+        seen.extend([self.Br, self.Bc, self.threads])
+        launch_it(self, *arguments, **how)
+
+    monkeypatch.setattr(launch.Call, "launch", watched)
+    for kernel in cuda_kernels.KERNELS:
+        q, k, v = qkv(np.float16, d=8)
+        size = np.int64(16)
+        cuda_kernels.forward(q, k, v, kernel=kernel, threads=2 * size, block_q=size, block_k=size)
+    assert len(seen) >= 3 * len(cuda_kernels.KERNELS) and {type(n) for n in seen} == {int}
+
+
 def test_results_share_no_memory_with_inputs():
     q, k, v = qkv(N=1)                                      # one key: out is v
     answer = cuda_kernels.forward(q, k, v)
@@ -485,12 +514,12 @@ def test_an_infinite_lse_on_a_device_is_refused_unless_nobody_may_wait(monkeypat
     capturing, lse = [False], torch.zeros(1, 2, 3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     lse[0, 0, 1] = -torch.inf
-    arrays.check_lse(lse)
+    arrays.refuse_infinite_lse_on_device(lse)
     lse[0, 1, 2] = torch.inf
     with pytest.raises(ValueError, match=r"lse is \+inf at \(0, 1, 2\); a row that sees no key has lse = -inf here"):
-        arrays.check_lse(lse)
+        arrays.refuse_infinite_lse_on_device(lse)
     capturing[0] = True
-    arrays.check_lse(lse)
+    arrays.refuse_infinite_lse_on_device(lse)
 
 
 def test_rows_on_a_device_must_lie_side_by_side(monkeypatch, torch):

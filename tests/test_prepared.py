@@ -1,7 +1,11 @@
 """Calls that are kept ready: what they are known by here, and on a GPU that they do what the first call did."""
 
+import ctypes
+import gc
 import sys
+import weakref
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -74,6 +78,35 @@ def test_without_torch_nothing_is_prepared(monkeypatch):
 def test_a_launch_has_three_dimensions():
     assert prepared.in_three((7,)) == (7, 1, 1) and prepared.in_three((7, 5)) == (7, 5, 1)
     assert prepared.in_three((7, 5, 3)) == (7, 5, 3)
+
+
+def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch):
+    """Of a first call only constants stay in memory; a later call hands over the addresses of its own tensors."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    compiled, handed = Mock(), []
+
+    def launch(function, *rest):
+        *_, pointers, _ = rest
+        handed.append([ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int64))[0] for pointer in pointers])
+
+    compiled._codelibrary.get_cufunc.return_value.kernel.handle = 0
+    monkeypatch.setattr(prepared, "compiled_for", lambda *arguments: compiled)
+    monkeypatch.setattr(prepared, "driver", lambda: SimpleNamespace(cuLaunchKernel=launch))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    q, out, zeros = torch.ones(3), torch.empty(3), torch.zeros(3)
+    launches = [(None, (1,), (q, zeros, out, np.int32(7)), 0)]
+    place = SimpleNamespace(argument=lambda x: x.numpy())
+    call = SimpleNamespace(place=place, threads=32, made=[out], launches=launches)
+    prepared.remember("key", call, [q], [q], [out])
+    ready, gone, constant = prepared.known.pop("key"), [weakref.ref(q), weakref.ref(out)], zeros.data_ptr()
+    del q, out, zeros, launches, call
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+    other = torch.ones(3)
+    (answer,) = ready(other)
+    words = 4 + 1 + 2                                               # before the address; it; a shape and a stride
+    assert [handed[0][at] for at in range(4, 3 * words, words)] == [other.data_ptr(), constant, answer.data_ptr()]
+    assert handed[0][-1] == 7
 
 
 @on_a_gpu

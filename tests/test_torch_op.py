@@ -166,7 +166,7 @@ def test_what_is_refused():
     (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         gradient.sum().backward()
-    assert operators.library(q)[0].__name__ == "fa_ref"
+    assert operators.package_for(q)[0].__name__ == "fa_ref"
 
 
 def shaped(*shapes, dtypes=(torch.float32,) * 3):
@@ -211,6 +211,13 @@ def test_tensors_on_different_devices_are_refused():
         attention(q, k.to("meta"), v)
     with pytest.raises(TypeError, match="query is a torch tensor on meta, key is a torch tensor on cpu"):
         scaled_dot_product_attention(q.to("meta"), k, v)
+
+
+def test_a_tensor_without_axes_is_refused_in_words():
+    _, k, v = shaped(Q, K, K)
+    for one in (torch.tensor(1.0), torch.ones(3)):
+        with pytest.raises(ValueError, match=r"q must have 4 axes .*got shape \((3,)?\)"):
+            attention(one, k, v)
 
 
 def test_bad_shapes_are_refused_where_nothing_runs():
@@ -262,7 +269,7 @@ def test_torchs_setting_of_deterministic_algorithms_is_heeded(asked, setting, mo
 
     package = SimpleNamespace(forward=fa_ref.forward, backward=gradients)
     monkeypatch.setattr(operators, "cuda_kernels", package)
-    monkeypatch.setattr(operators, "library", lambda q: (package, {}))
+    monkeypatch.setattr(operators, "package_for", lambda q: (package, {}))
     torch.use_deterministic_algorithms(setting)
     try:
         out, _ = attention(*tensors(), deterministic=asked)
@@ -307,7 +314,7 @@ def wrong_backward(*x, **options):
 @pytest.mark.parametrize(("name", "wrong"), [("forward", wrong_forward), ("backward", wrong_backward)])
 def test_checks_for_a_gpu_notice_what_is_wrong(name, wrong, monkeypatch):
     package = SimpleNamespace(**{"forward": fa_ref.forward, "backward": fa_ref.backward, name: wrong})
-    monkeypatch.setattr(operators, "library", lambda q: (package, {"algorithm": "fa2"}))
+    monkeypatch.setattr(operators, "package_for", lambda q: (package, {"algorithm": "fa2"}))
     for dtype in ("bfloat16", "float32"):
         with pytest.raises(AssertionError, match="lse" if name == "forward" else "dk"):
             gpu_operator.right(dtype, "cpu", [(9, 14)])

@@ -1,8 +1,10 @@
 """Every number of the benchmark, as plain dictionaries and lists: what is saved, judged and shown.
 
     pass        "forward" or "backward"
-    cells       one for each problem and peer: ms (median), spread (the middle half of the rounds, to the median), mb
-                (MiB) beyond the inputs, error and allowed (see `truth`, `gradients`); or why there is none
+    kernels     the names of ours
+    cells       one for each problem (case) and peer: ms (median), spread (how far apart the middle half of the rounds
+                is, as a part of the median), rounds, mb (MiB) beyond the inputs, error and allowed (see `truth`,
+                `gradients`); or why there is none
     overhead    {peer: microseconds of the host for each call}
     memory      [{N, peer: mb}] of one batch entry: what grows with N
     resources   what a block of each kernel that ran takes of a multiprocessor
@@ -34,26 +36,35 @@ MEMORY_LENGTHS = (1024, 2048, 4096, 8192, 16384)
 def cells(case, device, kernels, budget_ms=BUDGET_MS, which=forward):
     """The cells of one problem."""
     given = which.tensors(case, device)
-    known, found, ready = which.yardstick(*given, case.causal), {}, {}
+    known, found, runnable = which.yardstick(*given, case.causal), {}, {}
     everybody = which.ready(case, *given, [name for name in kernels if name != FA1 or case.d in FA1_DIMS])
     for name, prepare in everybody.items():
         cell = found[name] = {"case": case._asdict(), "peer": name}
         why = too_large(case, device) if name == SLOW else None
         if not why:
-            answer, why = peers.tried(lambda prepare=prepare: device.with_memory(lambda: prepare()()))
+            out, mb, why = first_call(prepare, device)
         if why:
             cell["why"] = why
             continue
-        out, nbytes = answer
         error, allowed = which.errors(out, known)
-        cell |= {"mb": nbytes and nbytes / 2**20, "error": error, "allowed": allowed}
-        ready[name] = prepare
-        del answer, out
-    for names in ([name for name in ready if name != SLOW], [name for name in ready if name == SLOW]):
-        for name, times in zip(names, timed(device, [ready[name]() for name in names], budget_ms), strict=True):
+        cell |= {"mb": mb, "error": error, "allowed": allowed}
+        runnable[name] = prepare
+        del out                                                     # the next one's memory is counted
+    for names in ([name for name in runnable if name != SLOW], [name for name in runnable if name == SLOW]):
+        for name, times in zip(names, timed(device, [runnable[name]() for name in names], budget_ms), strict=True):
             low, middle, high = statistics.quantiles(times, n=4)
             found[name] |= {"ms": middle, "spread": (high - low) / middle, "rounds": len(times)}
     return list(found.values())
+
+
+def first_call(prepare, device):
+    """(its answer, MiB that it needed beyond the inputs or None if that is not seen, None) of a call that is prepared
+    for it; or (None, None, why it cannot be made)."""
+    answer, why = peers.tried(lambda: device.with_memory(lambda: prepare()()))
+    if why:
+        return None, None, why
+    out, nbytes = answer
+    return out, nbytes and nbytes / 2**20, None
 
 
 def too_large(case, device):
@@ -86,8 +97,9 @@ def memory(device, kernels, lengths=MEMORY_LENGTHS, heads=16, d=128, which=forwa
         case = Case(1, heads, heads, N, d, False)
         row = {"N": N}
         for name, prepare in which.ready(case, *which.tensors(case, device), kernels).items():
-            answer, why = peers.tried(lambda prepare=prepare: device.with_memory(lambda: prepare()()))
-            row[name] = why or (answer[1] and answer[1] / 2**20)
+            out, mb, why = first_call(prepare, device)
+            row[name] = why or mb
+            del out                                                 # the next one's memory is counted
         rows.append(row)
     return rows
 

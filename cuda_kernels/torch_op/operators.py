@@ -13,8 +13,8 @@ FORWARDS = ("fa_ref::attention has no derivative that goes forwards (jvp, jacfwd
             "torch.autograd.grad, torch.func.grad and jacrev go backwards")
 
 
-def library(q):
-    """(package, options of its own): who computes for tensors like q."""
+def package_for(q):
+    """(the package that computes for tensors like q, options of its own)."""
     if q.is_cuda:
         return cuda_kernels, {"kernel": "fa2_mma" if q.dtype in HALVES else "fa2"}
     return fa_ref, {"algorithm": "fa2"}
@@ -30,7 +30,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = 
     `cuda_kernels.backward`; torch.use_deterministic_algorithms(True) asks for it too.
     """
     refuse_tangents(q, k, v)
-    package, how = library(q)
+    package, how = package_for(q)
     q, k, v = map(in_rows, (q, k, v))
     out, lse = package.forward(q, k, v, causal=causal, scale=scale, window=(window_left, window_right), **how)
     return out, lse
@@ -43,7 +43,7 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
                        deterministic: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv)."""
     refuse_tangents(dout, q, k, v)
-    package, how = library(q)
+    package, how = package_for(q)
     if package is cuda_kernels:
         how["deterministic"] = deterministic or torch.are_deterministic_algorithms_enabled()
     dout, q, k, v, out = map(in_rows, (dout, q, k, v, out))
@@ -54,7 +54,7 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
 
 def in_rows(x):
     """x, or a copy if its last axis is not contiguous, as `fa2_mma` wants it: dout of out.sum() has strides of 0."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    return x if x.ndim == 0 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def refuse_tangents(*tensors):

@@ -8,7 +8,7 @@ from fa_ref.testing.adapters.packed import cut, ends, one_after_the_other
 from fa_ref.testing.problem import Result
 from fa_ref.testing.supports import Supports
 
-KEYWORDS = {                                                        # and the abilities that cannot be asked without
+KEYWORDS = {                                                        # of a call: the abilities that need it
     "scale": ("scale",), "causal": ("causal",), "window": ("window",), "mask": ("bool_mask", "float_mask"),
     "bias": ("bias",), "alibi_slopes": ("alibi",), "softcap": ("softcap",), "sink": ("sink",), "block_q": ("tiles",),
     "block_k": ("tiles",), "reverse": ("reverse",)}

@@ -17,7 +17,10 @@ def ends(problems, name):
 
 
 def cut(problems, rows, keys, dsink=None):
-    """One Result per problem from arrays (heads, total, ...) along the queries (`rows`, None for none) and the keys."""
+    """One Result per problem from arrays (heads, total, ...) along the queries (`rows`, None for none) and the keys.
+
+    dsink is that of all sequences; every Result gets it.
+    """
     fields = [(name, x, ends(problems, "q")) for name, x in rows.items() if x is not None]
     fields += [(name, x, ends(problems, "k")) for name, x in keys.items()]
     return [Result(**{name: x[None, :, end[n]:end[n + 1]] for name, x, end in fields}, dsink=dsink)

@@ -51,7 +51,7 @@ def parts_merge_to_the_whole(fn, recipe, supports):
                               [allowed(part, supports) for part in parts])
     whole = ask(fn, problem, recipe, supports)
     agree(merged, whole, added(uncertain, allowed(problem, supports)), problem, recipe,
-          f" as for the whole ({len(parts)} parts, cut at {[part.k.shape[2] for part in parts]})")
+          f" as for the whole (parts of {[part.k.shape[2] for part in parts]} keys)")
 
 
 @asks("packed", without=["bool_mask", "float_mask", "bias", "zero_lengths"])
