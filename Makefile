@@ -52,7 +52,7 @@ debug-kernel: $(CORE)  ## the same in a GPU kernel, without a GPU: cuda_kernels/
 	@FA_REF_CUDA=sim $(RUN) -m cuda_kernels debug
 
 lab: $(NOTEBOOKS)  ## JupyterLab in this folder
-	@$(RUN) -m jupyterlab
+	@$(RUN) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: $(DEV)  ## run the notebooks from their sources and write the .ipynb anew (2 minutes)
 	@$(RUN) notebooks/build.py

@@ -27,6 +27,8 @@ def main(argv):
     name, *options = argv or [""]
     if name not in COMMANDS or (options and name not in WITH_OPTIONS):
         asked = name in ("-h", "--help") or options in (["-h"], ["--help"])
+        if name and name not in COMMANDS and not asked:
+            print(f"there is no command {name!r}", file=sys.stderr)
         print("usage: python -m cuda_kernels COMMAND", *(f"  {known:6} {told}" for known, told in COMMANDS.items()),
               sep="\n", file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2

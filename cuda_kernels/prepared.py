@@ -21,6 +21,8 @@ from cuda_kernels.switch import driver
 MOST = 1000                                                         # kinds of calls that are kept
 ADDRESS = 4                                                         # where in the description of an array it stands
 known = {}
+constants = []                                                      # of calls ever kept, one number each: a CUDA graph
+                                                                    # may read them when the call is forgotten
 
 
 def key_of(core, tensors, *options):
@@ -98,7 +100,7 @@ class Launch:
 
     def __init__(self, call, tensors, kernel, grid, arguments, shared):
         arrays = [call.place.argument(x) if hasattr(x, "data_ptr") else x for x in arguments]
-        self.compiled, self.constants = compiled_for(kernel, call.threads, arrays), []          # they must outlive it
+        self.compiled = compiled_for(kernel, call.threads, arrays)
         function = int(self.compiled._codelibrary.get_cufunc().kernel.handle)
         self.launch = partial(driver().cuLaunchKernel, ctypes.c_void_p(function),
                               *map(ctypes.c_uint, (*in_three(grid), *in_three([call.threads]), shared)))
@@ -108,7 +110,7 @@ class Launch:
             if hasattr(x, "data_ptr"):
                 index = index_of(x, tensors)
                 if index is None:                                   # a constant that the call has made: it stays
-                    self.constants.append(x)
+                    constants.append(x)
                 else:
                     self.places.append((len(words) + ADDRESS, index))
                 words += [0, 0, array.size, array.dtype.itemsize, x.data_ptr(), *array.shape, *array.strides]

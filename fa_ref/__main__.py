@@ -18,6 +18,8 @@ def main(argv):
     """Run one command; an unknown one prints the list and returns 2."""
     if not argv or argv[0] not in COMMANDS:
         wanted = argv and argv[0] in ("-h", "--help")
+        if argv and not wanted:
+            print(f"there is no command {argv[0]!r}", file=sys.stderr)
         print("usage: python -m fa_ref COMMAND ...", *(f"  {c:8} {COMMANDS[c][1]}" for c in COMMANDS), sep="\n",
               file=sys.stdout if wanted else sys.stderr)
         return 0 if wanted else 2

@@ -86,7 +86,9 @@ def check_qkv(q, k, v):
         raise ValueError(f"numbers of heads differ: k has {Hkv}, v has {Hv}")
     if d < 1 or dv < 1:
         raise ValueError(f"head dims must be at least 1, got d = {d}, dv = {dv}")
-    if Hq < 1 or Hkv < 1 or Hq % Hkv:
+    if Hq < 1 or Hkv < 1:
+        raise ValueError(f"there must be at least 1 head, got {Hq} query heads and {Hkv} key/value heads")
+    if Hq % Hkv:
         raise ValueError(f"{Hq} query heads cannot be shared among {Hkv} key/value heads: {Hq} % {Hkv} must be 0")
     return Sizes(B, Hq, Hkv, Nq, Nk, d, dv)
 

@@ -23,6 +23,10 @@ def to_numpy(name, x):
     """
     if is_torch(x):
         torch = sys.modules["torch"]
+        if x.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor, got one with the layout {x.layout}")
+        if x.device.type == "meta":
+            raise TypeError(f"{name} is on the device meta, which holds no numbers")
         x = x.detach().cpu().resolve_neg()
         if x.dtype == torch.bfloat16:
             return x.view(torch.int16).numpy().view(bfloat16)

@@ -99,6 +99,21 @@ def test_the_flag_itself_is_asked_not_a_mask_in_its_place(causal):
     assert lengths and any(Nq != Nk for Nq, Nk in lengths) == (causal == "top-left")
 
 
+def test_what_a_plain_function_does_not_take_is_not_asked():
+    def plain(q, k, v, is_causal=False):
+        S = q @ k.mT / math.sqrt(q.shape[3])
+        hidden = torch.ones(S.shape[2:], dtype=torch.bool).triu(1) & is_causal
+        return torch.softmax(S.masked_fill(hidden, -math.inf), 3) @ v
+
+    ask, supports = adapters.sdpa(plain, dtypes=["float32"], causal="top-left")
+    assert ask.left_out == ("bool_mask", "float_mask", "bias", "scale", "grouped")
+    assert supports == supports.without(*ask.left_out) and supports.causal == "top-left"
+    assert check(ask, supports, examples=20).ok
+    assert adapters.sdpa(plain)[0].left_out[-1] == "causal where Nq ≠ Nk"
+    assert adapters.sdpa(lambda q, k, v: v)[0].left_out[3:] == ("causal", "scale", "grouped")
+    assert adapters.sdpa(sdpa, causal="top-left")[0].left_out == ()
+
+
 def test_sdpa_is_not_bottom_right():
     report = check(*adapters.sdpa(sdpa, causal="bottom-right"), examples=80)
     assert failed(report) >= {"equals_the_oracle", "gradients_equal_the_oracles", "the_future_has_no_influence"}
@@ -124,9 +139,10 @@ def test_grouped_heads_that_are_not_offered_are_told_as_the_error():
         return sdpa(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
 
     ask, supports = adapters.sdpa(older)
-    report = check(ask, supports, examples=50, properties=["equals_the_oracle"])
+    assert ask.left_out[0] == "grouped" and not supports.grouped
+    report = check(ask, supports.but(grouped=True), examples=50, properties=["equals_the_oracle"])
     assert "enable_gqa" in report.failures[0].detail and "TypeError" in report.failures[0].detail
-    assert check(ask, supports.but(grouped=False), examples=50, properties=["equals_the_oracle"]).ok
+    assert check(ask, supports, examples=50, properties=["equals_the_oracle"]).ok
 
 
 def test_a_wrong_scale_is_found_where_the_scale_matters():

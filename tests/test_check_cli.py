@@ -123,7 +123,7 @@ def test_without_a_backward_no_gradients_are_asked_for(capsys):
 def test_what_it_cannot_do_is_left_out(capsys, mine):
     code, printed = run(capsys, f"{mine}:bare", "--as", "fa_ref", "--examples", "5")
     assert code == 0 and "needs lse" in line_of(printed, "parts_merge_to_the_whole"), printed
-    assert "does not have them: causal, window," in printed and "reverse, lse" in " ".join(printed.split())
+    assert "not asked for: causal, window," in printed and "reverse, lse" in " ".join(printed.split())
     code, printed = run(capsys, f"{mine}:pretends", "--as", "fa_ref", "--property", "equals_the_oracle")
     assert code == 1 and "unexpected keyword" in printed
     code, printed = run(capsys, f"{mine}:pretends", "--as", "fa_ref", "--property", "equals_the_oracle", "--without",
@@ -182,6 +182,9 @@ def test_nothing_that_could_be_asked_is_no_success(capsys, mine):
     (["fa_ref:forward", "--as", "fa_ref", "--device", "cuda"], "device"),
     (["fa_ref:forward", "--as", "fa_ref", "--seed", "x"], "x"),
     (["fa_ref:forward", "--as", "fa_ref", "--without", "charm"], "charm"),
+    (["fa_ref:forward", "--as", "flash_attn", "--device", "cuda:9"], "the device cuda:9, and torch finds none"),
+    (["./mine.py:attention", "--as", "fa_ref"], "in its folder it is mine:attention"),
+    (["mine.py:attention", "--as", "fa_ref"], "in its folder it is mine:attention"),
 ])
 def test_wrong_usage_is_2_and_names_what_is_wrong(capsys, argv, told):
     code, printed = run(capsys, *argv)

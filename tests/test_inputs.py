@@ -233,6 +233,14 @@ def test_tensors_of_two_devices_are_refused(nothing_may_run):
         fa_ref.forward(q, k.to("meta"), v)
 
 
+def test_tensors_without_numbers_of_their_own_are_refused_by_name(nothing_may_run):
+    q = torch.zeros(1, 1, 2, 3)
+    with pytest.raises(TypeError, match=r"q must be a dense tensor, got one with the layout torch\.sparse_coo"):
+        fa_ref.forward(q.to_sparse(), q, q)
+    with pytest.raises(TypeError, match="q is on the device meta, which holds no numbers"):
+        fa_ref.forward(*[q.to("meta")] * 3)
+
+
 def test_a_bias_is_looked_at_before_it_is_spread_over_heads(monkeypatch):
     looked_at = []
     monkeypatch.setattr(options, "check_fits", lambda name, x, wide: looked_at.append(x.size))

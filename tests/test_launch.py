@@ -425,6 +425,10 @@ def test_tiles_that_do_not_fit(monkeypatch):
             cuda_kernels.forward(q, k, v, block_q=32, block_k=32)
         with pytest.raises(ValueError, match=r"the backward kernel fa1 .* tiles of 16 × 32 needs .* 49152 on .*would"):
             cuda_kernels.backward(out, q, k, v, out, lse, kernel="fa1", block_q=16, block_k=32)
+        halves = [x.astype(np.float16) for x in (q, k, v)]
+        for kernel, fits in (("fa2_mma", "16 × 64"), ("fa1_mma", "16 × 64")):       # a change of block_k alone will do
+            with pytest.raises(ValueError, match=rf"{kernel} .* 16 × 4096 needs .*: {fits} would fit"):
+                cuda_kernels.forward(*halves, kernel=kernel, threads=32, block_q=16, block_k=4096)
         wide = qkv(d=10_000)
         with pytest.raises(ValueError, match="no tile fits, the head dim is too large"):
             cuda_kernels.forward(*wide)

@@ -97,11 +97,13 @@ def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch):
     launches = [(None, (1,), (q, zeros, out, np.int32(7)), 0)]
     place = SimpleNamespace(argument=lambda x: x.numpy())
     call = SimpleNamespace(place=place, threads=32, made=[out], launches=launches)
+    monkeypatch.setattr(prepared, "constants", [])
     prepared.remember("key", call, [q], [q], [out])
     ready, gone, constant = prepared.known.pop("key"), [weakref.ref(q), weakref.ref(out)], zeros.data_ptr()
     del q, out, zeros, launches, call
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
+    assert [x.data_ptr() for x in prepared.constants] == [constant]
     other = torch.ones(3)
     (answer,) = ready(other)
     words = 4 + 1 + 2                                               # before the address; it; a shape and a stride

@@ -86,7 +86,7 @@ def learned(losses):
     what = "the loss falls"
     if len(losses) < 2:
         return Target(what, NOT_MEASURED, None)
-    return Target(what, f"from {losses[0]:.2f} to {last:.2f}", last < losses[0])
+    return Target(what, f"from {losses[0]:.2f} to {last:.2f}, the mean of the last tenth", last < losses[0])
 
 
 def tenth(losses):

@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 from dataclasses import fields
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -32,7 +33,8 @@ ADAPTERS = ("sdpa", "flash_attn", "flex_attention", "fa_ref", "problem")
 def check(fn, supports=None, *, examples=100, seed=0, time_budget=None, properties=None, progress=None):
     """Try properties on an implementation fn(problem) -> Result; returns a Report.
 
-    supports: what it can be asked (the least there is if None; adapters give both). examples: problems per property.
+    supports: what it can be asked (fn.supports if None, else the least there is; adapters give both). examples:
+    problems per property.
     seed: of the draw. time_budget: seconds for everything, None for no limit. properties: names, None for all.
     progress: called with the name of the property after every problem. ValueError for unknown names and numbers < 1.
 
@@ -41,9 +43,9 @@ def check(fn, supports=None, *, examples=100, seed=0, time_budget=None, properti
     """
     if examples < 1 or (time_budget is not None and time_budget <= 0):
         raise ValueError(f"examples and time_budget must be positive, got {examples} and {time_budget}")
-    stop_at = None if time_budget is None else time.monotonic() + time_budget
+    stop_at, supports = None if time_budget is None else time.monotonic() + time_budget, abilities(fn, supports)
     return Report(tuple(
-        try_property(name, fn, supports or Supports(), examples=examples, seed=seed, stop_at=stop_at,
+        try_property(name, fn, supports, examples=examples, seed=seed, stop_at=stop_at,
                      on_example=lambda name=name: progress and progress(name))
         for name in known(properties)), getattr(fn, "left_out", ()))
 
@@ -65,15 +67,26 @@ def suite(fn, supports=None, *, examples=100, seed=0, properties=None):
     """
     import pytest
 
+    supports = abilities(fn, supports)
+
     @pytest.mark.parametrize("name", known(properties))
     def test(name):
-        row = try_property(name, fn, supports or Supports(), examples=examples, seed=seed)
+        row = try_property(name, fn, supports, examples=examples, seed=seed)
         if row.status == "unsupported":
             pytest.skip(row.detail)
         if row.status == "failed":
             pytest.fail(f"{PROPERTIES[name].sentence}\n{story(row)}", pytrace=False)
 
     return test
+
+
+def abilities(fn, supports):
+    """What fn can be asked: what is said, else its attribute `supports`, else the least there is. TypeError if that is
+    no Supports."""
+    supports = getattr(fn, "supports", Supports()) if supports is None else supports
+    if not isinstance(supports, Supports):
+        raise TypeError(f"supports must be a Supports, got {supports!r}")
+    return supports
 
 
 def known(names):
@@ -97,7 +110,8 @@ def main(argv=None):
     add("--as", dest="kind", required=True, choices=ADAPTERS, help="whose signature it has; problem: our Problem in")
     add("--backward", metavar="module:function", help="its backward, for --as fa_ref")
     add("--supports", metavar="module:name", help="its Supports, for --as problem (default: function.supports)")
-    add("--causal", choices=[*filter(None, CAUSAL), "none"], help="what its causal flag means (top-left: sdpa only)")
+    add("--causal", choices=[*filter(None, CAUSAL), "none"], help="what its causal flag means (top-left: sdpa only; "
+        "square, the default of sdpa: only Nq = Nk is asked, where all meanings agree)")
     add("--dtypes", help=f"comma-separated, out of {', '.join(DTYPES)}")
     add("--device", help="for torch functions: cpu (flash_attn: cuda)")
     add("--examples", type=positive(int), default=100, metavar="N", help="problems per property (100)")
@@ -179,7 +193,10 @@ def implementation(options):
         fn, supports = getattr(adapters, kind)(fn, **given)
     if options.causal:
         supports = supports.but(causal=causal)
-    left_out = (options.without.split(",") if options.without else []) + ["gradients", "dlse"] * options.no_gradients
+    if supports.device.startswith("cuda") and not imported("torch").cuda.is_available():
+        raise ValueError(f"--as {kind} asks on the device {supports.device}, and torch finds none here (--device cpu?)")
+    left_out = [name.strip() for name in options.without.split(",")] if options.without else []
+    left_out += ["gradients", "dlse"] * options.no_gradients
     return fn, supports.without(*left_out)
 
 
@@ -188,6 +205,9 @@ def load(path):
     module, colon, names = path.partition(":")
     if not colon or not module or not names:
         raise ValueError(f"expected module:function, got {path!r}")
+    if "/" in module or module.endswith(".py"):
+        file = Path(module)
+        raise ValueError(f"expected module:function, got the file {module}: in its folder it is {file.stem}:{names}")
     found = imported(module)
     for name in names.split("."):
         found = getattr(found, name)

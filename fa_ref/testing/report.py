@@ -57,8 +57,7 @@ class Report:
             table.add_row(row.name, Text(row.status, COLOURS[row.status]), str(row.examples or ""), short)
         console.print(table)
         if self.left_out:
-            console.print(f"\nnot asked for, since the function does not have them: {', '.join(self.left_out)}",
-                          markup=False)
+            console.print(f"\nnot asked for: {', '.join(self.left_out)}", markup=False)
         for same in self.stories():
             names = ", ".join(row.name for row in same)
             console.print()

@@ -17,7 +17,7 @@ LOGITS = (1.0, 8.0, 60.0, 300.0)
 SCALES = {"positive": (1.0, 0.3), "any": (1.0, 0.3, 0.0, -0.7)}
 SOFTCAPS = (2.0, 0.5, 30.0)
 SELDOM = (False, False, True)  # shrinks to False
-RARELY = (*[False] * 9, True)
+RARITY = 16  # short lengths to a long one
 
 
 @st.composite
@@ -36,10 +36,12 @@ def recipes(draw, supports=None, always=()):
     causal = use("causal") and (s.causal if s.causal == "top-left" else True)
     window = limits(pick, s.max_length) if causal != "top-left" and use("window") else (-1, -1)
     square = not use("cross_lengths", (False, True)) or (causal and s.causal == "square")
-    long = bool(s.long_lengths) and pick("long", *RARELY)
-    B, Nq, Nk = lengths(pick, s, square, standing=causal or window != (-1, -1), long=long)
+    Nq, Nk = lengths(pick, s, square, standing=causal or window != (-1, -1))
     group = pick("group", 2, 3) if use("grouped") else 1
-    Hkv = 1 if long else pick("Hkv", *range(1, max(1, min(3, s.max_heads // group)) + 1))
+    B, Hkv = pick("B", 1, 2, 3), pick("Hkv", *range(1, max(1, min(3, s.max_heads // group)) + 1))
+    if max(Nq, Nk) > s.max_length:                                  # a long problem: one head will do
+        B = Hkv = 1
+    B, Nq, Nk = zero(pick, s, square, B, Nq, Nk)
     empty_rows, nan_unread = use("empty_rows"), use("unread_nan")
     masked = pick("masked", False, True) or empty_rows or nan_unread
     masks = [name for name in ("bool", "float") if getattr(s, f"{name}_mask")]
@@ -86,27 +88,37 @@ def limits(pick, longest):
     return -1 if sides == "right" else left, -1 if sides == "left" else right
 
 
-def lengths(pick, supports, square, standing, long=False):
-    """(B, Nq, Nk), multiples of what is asked for; one problem in seven has a zero among them.
+def lengths(pick, supports, square, standing):
+    """(Nq, Nk), multiples of what is asked for; one length in seventeen is of `supports.long_lengths`.
 
-    long: of `supports.long_lengths`, with B = 1. square: Nq = Nk. standing: a causal rule or a window is used, so
-    that a query that stands before the first key sees nothing; where rows without keys are not supported, neither
-    that nor Nk = 0 is drawn.
+    square: Nq = Nk. standing: a causal rule or a window is used, so that a query that stands before the first key sees
+    nothing; where rows without keys are not supported, that is not drawn.
     """
     s, (of_q, of_k) = supports, supports.length_multiples
     if square:
         of_q = of_k = math.lcm(of_q, of_k)
-    B = 1 if long else pick("B", 1, 2, 3)
-    if long:
-        Nq = -(-pick("long Nq", *s.long_lengths) // of_q) * of_q
-        Nk = Nq if square else -(-pick("long Nk", *s.long_lengths) // of_k) * of_k
-    else:
-        Nq = of_q * pick("Nq", *range(1, max(1, s.max_length // of_q) + 1))
-        Nk = Nq if square else of_k * pick("Nk", *range(1, max(1, s.max_length // of_k) + 1))
+    Nq = pick("Nq", *choices(s, of_q))
+    Nk = Nq if square else pick("Nk", *choices(s, of_k))
     if standing and not s.empty_rows:
         Nk = max(Nk, -(-Nq // of_k) * of_k)
-    if s.zero_lengths and pick("zero", *[False] * 6, True):
-        if square:
-            return pick("zero of", (0, Nq, Nk), (B, 0, 0))
-        return pick("zero of", (0, Nq, Nk), (B, 0, Nk), *[(B, Nq, 0)] * s.empty_rows)
-    return B, Nq, Nk
+    return Nq, Nk
+
+
+def choices(supports, multiple):
+    """Multiples of this number to draw a length from, each short one so often that long ones are rare.
+
+    All stand in one list, so that a long problem shrinks to a short one: to Hypothesis a smaller choice, not another.
+    """
+    short = [multiple * n for n in range(1, max(1, supports.max_length // multiple) + 1)]
+    long = [-(-N // multiple) * multiple for N in supports.long_lengths]
+    return short * -(-RARITY * len(long) // len(short)) + long if long else short
+
+
+def zero(pick, supports, square, B, Nq, Nk):
+    """(B, Nq, Nk), in one problem of seven with a zero among them; not Nk = 0 where rows without keys are not
+    supported."""
+    if not supports.zero_lengths or not pick("zero", *[False] * 6, True):
+        return B, Nq, Nk
+    if square:
+        return pick("zero of", (0, Nq, Nk), (B, 0, 0))
+    return pick("zero of", (0, Nq, Nk), (B, 0, Nk), *[(B, Nq, 0)] * supports.empty_rows)

@@ -19,8 +19,8 @@ class Supports:
 
     dtypes: names out of float64, float32, float16, bfloat16.
     head_dims: the d (and dv) it takes; None is any. length_multiples: of Nq and Nk. max_length: the longest
-    sequence drawn. long_lengths: lengths drawn one time in ten, so that code with tiles of its own meets more than
-    one of them; () for none. max_heads: the most query heads drawn.
+    sequence drawn. long_lengths: of each of the two, one in seventeen is of these, so that code with tiles of its own
+    meets more than one of them; () for none. max_heads: the most query heads drawn.
     causal: None; "bottom-right" (key j ≤ i + Nk − Nq); "square" (only Nq = Nk is asked, where both triangles
     agree); "top-left" (key j ≤ i: the problem then carries that triangle as its mask (Nq, Nk)).
     scale: None (always 1/√d), "positive", or "any" (0 and negative numbers too).

@@ -7,7 +7,8 @@ An adapter takes a function and returns (ask, supports): ask(problem) -> Result,
     flash_attention_2   flash_attn      the library flash_attn
     torch_flex          flex_attention  torch's `flex_attention`
 
-`packed` joins sequences into the arrays of one call, and cuts its answer. No module has the name of a function: here
+`keywords` says which options a function does not take; `packed` joins sequences into the arrays of one call, and cuts
+its answer. No module has the name of a function: here
 `adapters.sdpa` is always the function.
 """
 

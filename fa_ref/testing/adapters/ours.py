@@ -1,9 +1,8 @@
 """Our own signature: `fa_ref.forward` and `fa_ref.backward`, and those of `fa_ref.varlen` for packed sequences."""
 
-import inspect
-
 import numpy as np
 
+from fa_ref.testing.adapters.keywords import not_taken
 from fa_ref.testing.adapters.packed import cut, ends, one_after_the_other
 from fa_ref.testing.problem import Result
 from fa_ref.testing.supports import Supports
@@ -40,18 +39,6 @@ def fa_ref(fn, *, backward=None, packed=None, packed_backward=None, dtypes=None,
     left_out += [] if lse else ["lse"] + ["dlse"] * (backward is not None)
     ask.left_out = tuple(dict.fromkeys(left_out))
     return ask, everything.without(*ask.left_out, *([] if backward else ["gradients", "dlse"]))
-
-
-def not_taken(fn, keywords):
-    """Those of the keywords that fn does not take; none if it takes any, or has no signature that can be read."""
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return []
-    taken = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return [name for name in keywords if name not in taken]
 
 
 def gives_lse(fn):

@@ -4,9 +4,14 @@ import math
 
 import numpy as np
 
+from fa_ref.testing.adapters.keywords import not_taken
 from fa_ref.testing.bridge import gradients, leaves, to_numpy, to_torch
 from fa_ref.testing.problem import Result
 from fa_ref.testing.supports import Supports
+
+KEYWORDS = {                                                        # of a call: the abilities that need it
+    "attn_mask": ("bool_mask", "float_mask", "bias"), "is_causal": ("causal",), "scale": ("scale",),
+    "enable_gqa": ("grouped",)}
 
 
 def sdpa(fn, *, causal="square", dtypes=("float32", "float64", "bfloat16"), backward=True, device="cpu"):
@@ -15,8 +20,9 @@ def sdpa(fn, *, causal="square", dtypes=("float32", "float64", "bfloat16"), back
     causal says what its is_causal means: "top-left" (torch's meaning), "bottom-right", or "square": it is asked only
     for Nq = Nk, where all meanings agree; None: it is not asked. is_causal is set where there is neither mask nor
     bias; elsewhere the triangle is put into attn_mask, since torch refuses both. bias and float mask are added up in
-    attn_mask. Only positive scales are asked for: torch 2.13's CPU kernel masks first and scales then, and −inf·0 or
-    −inf·(−1) hides nothing.
+    attn_mask, which is boolean or of the accumulator dtype. Only positive scales are asked for: torch 2.13's CPU kernel
+    masks first and scales then, and −inf·0 or −inf·(−1) hides nothing. Abilities whose keyword fn does not take are
+    left out, and listed in `ask.left_out`.
     """
     def ask(problem):
         inputs = leaves(problem, device)
@@ -39,10 +45,12 @@ def sdpa(fn, *, causal="square", dtypes=("float32", "float64", "bfloat16"), back
             return Result(to_numpy(out))
         return Result(to_numpy(out), **gradients(out, inputs, to_torch(problem.dout, device)))
 
+    untaken = [ability for keyword in not_taken(fn, KEYWORDS) for ability in KEYWORDS[keyword]]
+    ask.left_out = (*untaken, *(["causal where Nq ≠ Nk"] if causal == "square" and "causal" not in untaken else []))
     return ask, Supports(
         dtypes=tuple(dtypes), causal=causal, bool_mask=True, float_mask=True, bias=True, scale="positive",
         dv_differs=True, cross_lengths=True, zero_lengths=True, grouped=True, empty_rows=True, gradients=backward,
-        strided=True, framework="torch", device=device)
+        strided=True, framework="torch", device=device).without(*untaken)
 
 
 def attn_mask(triangle, mask, bias, device):
