@@ -11,7 +11,7 @@ each c goes on to the next barrier. With --threads 8 every thread stops there, o
 
 fa2_mma takes float16 and tiles of 16 × 16, backward of 32 × 32. So there d is 8, of which 6 channels are 0. Every key
 comes three times, backward every query nine times: two tiles, copied 16 bytes at a time. The answers stay as they are,
-but for dK and dV.
+but for L, dK and dV.
 """
 
 import argparse

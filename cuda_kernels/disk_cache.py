@@ -17,6 +17,7 @@ import zlib
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import numba
 import numpy as np
@@ -91,13 +92,17 @@ class DiskCache:
         """Keep a kernel; that it cannot be written is no reason to fail."""
         from numba.cuda.serialize import dumps
 
-        path = self.path(signature)
-        part = path.with_suffix(f".{os.getpid()}")
+        path, part = self.path(signature), None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(zlib.compress(dumps(kernel._reduce_states())))
+            data = zlib.compress(dumps(kernel._reduce_states()))
+            with NamedTemporaryFile(dir=path.parent, prefix=path.stem, delete=False) as file:
+                part = Path(file.name)
+                file.write(data)
             part.replace(path)                                      # another process sees all of it or nothing
         except (OSError, RuntimeError, pickle.PicklingError) as error:
+            if part:
+                part.unlink(missing_ok=True)
             warn(f"compiled kernels cannot be kept in {folder()}: {getattr(error, 'strerror', None) or error}")
 
 

@@ -27,7 +27,7 @@ ONE_THREAD = [name for name, core in KERNELS.items() if not hasattr(core, "WARPS
 
 
 class Memory(Audit):
-    """The audit that a recording needs: it notes every access to memory, and reports nothing."""
+    """The audit that a recording needs: it notes every access to global memory, and reports nothing."""
 
     def __init__(self):
         super().__init__()

@@ -1,8 +1,8 @@
 """Time and memory of the loops as ratios, all measured in one run on this machine.
 
-    python -m fa_ref bench [--lengths 4096 8192]
+    python -m fa_ref bench [--lengths 4096 8192] [--head-dim 64]
 
-One head, float32, d = 64. Memory is what is allocated at the peak beyond inputs and outputs (tracemalloc). Time is the
+One head, float32. Memory is what is allocated at the peak beyond inputs and outputs (tracemalloc). Time is the
 fastest of five rounds; in a round everything runs once, so that a busy moment of the machine hits all alike. torch's
 attention on the CPU, if torch is installed, is the peer that nobody here wrote. Takes about three minutes, most of them
 for the errors in 8 bits.

@@ -37,7 +37,7 @@ def forward_head(Q, K, V, sQ, sK, sV, rule, Br, Bc, reverse=False, stretch=2.0**
 
     Q, K, V: FP8, sQ (Tr,), sK (Tc,), sV (Tc,): float32, the scale of every tile, all from `fp8.prepare` with the same
     Br and Bc. reverse: walk the keys from last to first, as the official kernels do. stretch: what P is multiplied by,
-    at most the largest number of V's format. dtype: float32, or bfloat16 as the official kernels store it. Raises
+    from 1 to the largest number of V's format. dtype: float32, or bfloat16 as the official kernels store it. Raises
     ValueError or TypeError for what cannot come from `prepare` with the same Br and Bc, and a V that may overflow.
 
         forward_head(*fp8.prepare(Q, K, V, Br, Bc, signs=fp8.random_signs(d)), rule, Br, Bc)

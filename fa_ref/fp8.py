@@ -73,7 +73,8 @@ def quantise(X, granularity, dtype=E4M3, name="X"):
     subnormal numbers may come back as zeros. name: of X, in messages. Raises ValueError if X holds NaN, an infinity, or
     a number beyond float32.
     """
-    X = floating(name, X).astype(accumulator(X.dtype))
+    X = floating(name, X)
+    X = X.astype(accumulator(X.dtype))
     if not np.isfinite(X).all():
         where = tuple(int(n) for n in np.argwhere(~np.isfinite(X))[0])
         raise ValueError(f"{name} holds {X[where]} at {where}: there is no FP8 scale for that")
@@ -137,6 +138,10 @@ def check_prepared(Q, K, V, sQ, sK, sV, rule, Br, Bc, stretch, dtype):
     """ValueError or TypeError unless `fa3_fp8.forward_head` can take this; numbers in a ledger's arrays stay unread."""
     if np.dtype(dtype) not in (np.float32, ml_dtypes.bfloat16):
         raise TypeError(f"dtype must be float32 or bfloat16, got {np.dtype(dtype)}")
+    if not Q.dtype == K.dtype == V.dtype or V.dtype not in (E4M3, E5M2):
+        raise TypeError(f"Q, K and V must be of one dtype, {E4M3} or {E5M2}, got {Q.dtype}, {K.dtype} and {V.dtype}")
+    if Q.shape[1] != K.shape[1] or len(V) != len(K):
+        raise ValueError(f"expected Q (Nq, d), K (Nk, d) and V (Nk, dv), got {Q.shape}, {K.shape} and {V.shape}")
     Br, Bc, Nq, Nk = check_whole("Br", Br, 1), check_whole("Bc", Bc, 1), len(Q), len(K)
     if (rule.Nq, rule.Nk) != (Nq, Nk):
         raise ValueError(f"the rule is for {rule.Nq} queries and {rule.Nk} keys, not for {Nq} and {Nk}")
@@ -146,8 +151,8 @@ def check_prepared(Q, K, V, sQ, sK, sV, rule, Br, Bc, stretch, dtype):
         if isinstance(s, np.ndarray):
             check_scales(name, s, (tiles,))
     largest = float(ml_dtypes.finfo(V.dtype).max)
-    if not 0 < stretch <= largest:
-        raise ValueError(f"stretch must be above 0 and at most {largest:g}, the largest {V.dtype}, got {stretch}")
+    if not 1 <= stretch <= largest:
+        raise ValueError(f"stretch must be from 1 to {largest:g}, the largest {V.dtype}, got {stretch}")
     if isinstance(sV, np.ndarray) and Nk and float(sV.max()) * largest * stretch * Nk > FLOAT32_MAX:
         raise ValueError(f"V reaches ±{float(sV.max()) * largest:.3g}: {stretch:g} times the sum of {Nk} such rows is "
                          "beyond float32")

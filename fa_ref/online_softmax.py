@@ -99,6 +99,9 @@ def merge(out_a, lse_a, out_b, lse_b):
             raise ValueError(f"out of shape {out.shape} belongs to an lse of shape {out.shape[:-1]}, got {lse.shape}")
         if np.isposinf(lse).any():
             raise ValueError("lse is +inf; a part that saw no key has lse = -inf here, not +inf")
+    for name, a, b in (("out", out_a, out_b), ("lse", lse_a, lse_b)):
+        if a.ndim and b.ndim and a.shape != b.shape:
+            raise ValueError(f"{name} of both parts must have one shape, got {a.shape} and {b.shape}")
 
     m = np.maximum(lse_a, lse_b)
     shift = finite_or_zero(m)

@@ -7,7 +7,7 @@ written out, read back for the softmax, written again as P and read again for P 
     forward                                   backward
     Algorithm 0 line 1   (1), (2)             Algorithm 3 line 1   (2)
                 line 2   (3), (4)                         line 2   (3)
-                line 3   (5)                              line 3   (4)
+                line 3   (5)                              line 3   (4), (5)
                                                           line 4   (6)
                                                           line 5   (7)
 

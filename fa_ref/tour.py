@@ -4,7 +4,7 @@
 
 1. every algorithm, forward and backward, on real queries, keys and values, each error beside its bound
 2. one tiny problem, step by step, beside plain softmax
-3. elements that standard attention, FA1 and FA2 move through memory
+3. elements that standard attention, FA1, FA2 and FA3 move through memory
 4. where to put the first breakpoint, and pages of two runs to watch (in build/)
 
 Returns 1 if anything disagrees, else 0.

@@ -39,6 +39,7 @@ def kit_job(kernel, dtype, kind, examples, stop_at):
     rows = [try_property(name, ask, supports, examples=examples, seed=1, stop_at=stop_at) for name in PROPERTIES]
     failed = [f"{row.name}: {row.detail}" for row in rows if row.status == "failed"]
     asked = [row for row in rows if row.status != "unsupported"]
+    failed += [f"{row.name}: not one problem before the time was up" for row in asked if not row.examples]
     short = [row.name for row in asked if row.status == "out of time"]
     told = f"{len(asked)} properties, {sum(row.examples for row in asked)} problems"
     return f"kit {kernel} {dtype} {kind}", failed, told + (f"; out of time in {len(short)} of them" if short else "")

@@ -36,7 +36,6 @@ EQUIVALENT = {
     ("standard", BACKWARD, "False → True"): NOT_TILED,
     ("fa1", "dQ = np.zeros_like(Q, shape=(Nq, d), dtype=wide)", "shape=(Nq, d) → (left out)"): SAME_SHAPE,
     ("fa2", "dQ = np.zeros_like(Q, shape=(Nq, d), dtype=wide)", "shape=(Nq, d) → (left out)"): SAME_SHAPE,
-    ("fa2", "l = np.zeros(len(Qi), wide)", "np.zeros → np.ones"): FIRST_ALPHA,
     ("fa2", "for i in range(Tr):", "range(Tr) → range(Tr + 1)"): EMPTY_TAIL,
     ("fp8", "return values.astype(np.float32) * spread(np.asarray(scales, np.float32), values.shape, granularity)",
      "values.astype(np.float32) → values"): OTHER_WIDENS,
@@ -46,6 +45,8 @@ EQUIVALENT = {
      "float(sV.max()) * largest * stretch * Nk > FLOAT32_MAX → "
      "float(sV.max()) * largest * stretch * Nk >= FLOAT32_MAX"):
         "equivalent because no scale of float32 times these whole numbers is the largest float32 itself",
+    ("fp8", "Y = Y * signs.astype(Y.dtype)", "Y * signs.astype(Y.dtype) → Y / signs.astype(Y.dtype)"):
+        "equivalent because signs are ±1",
     ("heads", "live_dL = None if dlse is None else np.where(live_queries, dL, 0)", "0 → 1"):
         "equivalent because P is 0 in a row without keys, and any finite number times that is 0",
     ("heads", "statistics = (np.ones_like(L), L) if core is fa1 else (L,)", "np.ones_like → np.zeros_like"):

@@ -198,7 +198,7 @@ def test_a_wrong_answer_is_seen(monkeypatch):
     right = peers.by_kernel
     monkeypatch.setattr(peers, "by_kernel", lambda *how: right(*how) * 1.2)
     cell = measure.cells(Case(1, 1, 1, 16, 16, False), clock.Host(), ["fa2_mma"], budget_ms=1)[0]
-    assert cell["error"] > cell["allowed"] and not targets.right([cell]).met
+    assert cell["error"] > cell["allowed"] and not targets.right([cell], [cell["peer"]]).met
 
 
 def test_standard_attention_that_cannot_fit_is_not_tried(monkeypatch):
@@ -339,6 +339,12 @@ def test_what_is_just_enough_is_enough(index, how):
 def test_a_target_names_the_worst_case():
     found = targets.judged(made_up(speeds=lambda case: 0.7 if case.N == 2048 and case.causal else 1.5))[0]
     assert found.found == "11 of 12; least 0.700 × at N = 2048, causal"
+
+
+def test_a_wrong_answer_of_the_other_kernel_misses_too():
+    record = made_up()
+    next(cell for cell in record["cells"] if cell["peer"] == "fa1_mma")["error"] = 0.1
+    assert verdicts(record)[6] == "missed"
 
 
 def test_a_wrong_answer_misses_and_so_does_a_problem_that_we_cannot_do():

@@ -265,7 +265,8 @@ def test_a_run_from_the_command_to_the_page(least, by_loops, monkeypatch, tmp_pa
     assert record["pass"] == "backward"
     assert [x["peer"] for x in record["cells"]] == [OURS, DETERMINISTIC, *peers.BACKENDS]
     assert DETERMINISTIC in record["memory"][0]
-    assert list(record["overhead"]) == ["torch", OURS, DETERMINISTIC] and len(generate.backward_texts(record)) == 5
+    assert list(record["overhead"]) == ["torch", OURS, DETERMINISTIC, OURS + targets.IN_GRAPH]
+    assert len(generate.backward_texts(record)) == 5
 
 
 # --- what it is held against ----------------------------------------------------------------------------------
@@ -313,6 +314,12 @@ def test_a_wrong_answer_misses(peer):
     record = made_up()
     next(cell for cell in record["cells"] if cell["peer"] == peer)["error"] = 0.1
     assert verdicts(record) == ["met"] * 6 + ["missed"] and "99 of 100" in targets.judged(record)[6].found
+
+
+def test_the_overhead_is_that_of_torchs_graph_on_both_sides():
+    record = made_up()
+    record["overhead"][OURS + targets.IN_GRAPH] = 21.0
+    assert targets.judged(record)[4].found == "2.10 × (21.0 µs, torch 10.0 µs)" and verdicts(record)[4] == "missed"
 
 
 def test_what_a_target_says():

@@ -9,6 +9,7 @@ import sys
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -118,6 +119,18 @@ def test_what_cannot_be_written_is_told_once(here, monkeypatch, tmp_path, capsys
     for signature in ("(int64,)", "(float32,)"):
         DiskCache(kernel_of(32), (9, 0)).save_overload(signature, kept)
     assert capsys.readouterr().err.count("cannot be kept") == 1
+
+
+def test_a_write_that_fails_leaves_nothing_behind(here, monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "numba.cuda.serialize", SimpleNamespace(dumps=lambda states: b"1"))
+    cache, kept = DiskCache(kernel_of(32), (9, 0)), SimpleNamespace(_reduce_states=lambda: {"a": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", Mock(side_effect=OSError("disk full")))
+        cache.save_overload("(int64,)", kept)
+    assert list(tmp_path.iterdir()) == []
+    cache.save_overload("(int64,)", kept)
+    assert list(tmp_path.iterdir()) == [cache.path("(int64,)")]
 
 
 def test_a_kernel_that_is_not_kept_is_told_once(capsys, monkeypatch):

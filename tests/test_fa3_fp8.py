@@ -294,8 +294,14 @@ def test_scales_of_other_tiles_are_refused(Br, Bc, message):
 @pytest.mark.parametrize(("change", "error", "message"), [
     ({"sQ": lambda s: -s}, ValueError, r"sQ\[0\] is -"), ({"sV": lambda s: s * np.nan}, ValueError, r"sV\[0\] is nan"),
     ({"sK": lambda s: 0 * s}, ValueError, r"sK\[0\] is 0.0"),
-    ({"stretch": lambda _: 512.0}, ValueError, "at most 448, .* got 512"),
-    ({"stretch": lambda _: np.nan}, ValueError, "got nan"), ({"stretch": lambda _: 0.0}, ValueError, "got 0.0"),
+    ({"stretch": lambda _: 512.0}, ValueError, "from 1 to 448, .* got 512"),
+    ({"stretch": lambda _: np.nan}, ValueError, "got nan"),
+    ({"stretch": lambda _: 0.5}, ValueError, "from 1 to .* got 0.5"),
+    ({"Q": lambda Q: Q.astype(np.float16)}, TypeError, "got float16, float8_e4m3fn and float8_e4m3fn"),
+    ({"V": lambda V: V.astype(ml_dtypes.float8_e5m2)}, TypeError, "got float8_e4m3fn, float8_e4m3fn and float8_e5m2"),
+    ({"V": lambda V: np.concatenate([V, V])}, ValueError, r"got \(8, 4\), \(8, 4\) and \(16, 4\)"),
+    ({"V": lambda V: V[:7]}, ValueError, r"got \(8, 4\), \(8, 4\) and \(7, 4\)"),
+    ({"Q": lambda Q: Q[:, :3]}, ValueError, r"got \(8, 3\), \(8, 4\) and \(8, 4\)"),
     ({"Br": lambda _: -2}, ValueError, "Br must be at least 1, got -2"), ({"Bc": lambda _: 0}, ValueError, "Bc"),
     ({"dtype": lambda _: np.int8}, TypeError, "float32 or bfloat16, got int8"),
     ({"rule": lambda _: Rule(8, 7, scale=0.5)}, ValueError, "the rule is for 8 queries and 7 keys, not for 8 and 8")])
@@ -303,7 +309,7 @@ def test_bad_input_is_refused(change, error, message):
     Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
     given = {**fp8.prepare(Q, K, V, 2, 2)._asdict(), "rule": Rule(8, 8, scale=0.5), "Br": 2, "Bc": 2, "stretch": 256.0,
              "dtype": np.float32}
-    for stretch in (1e-3, 256.0, 448.0):
+    for stretch in (1, 256.0, 448.0):
         fa3_fp8.forward_head(**given | {"stretch": stretch})
     (name, changed), = change.items()
     with pytest.raises(error, match=message):

@@ -9,6 +9,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from ml_dtypes import bfloat16
 
 from altered import altered
@@ -123,7 +124,8 @@ def test_an_outlier_spoils_its_own_tile_only():
     (np.array([[[1.0], [-np.inf]]]), ValueError, ["-inf", "(0, 1, 0)"]),
     (np.array([[1e300]]), ValueError, ["1e+300", "3.4", "e+38", "float32"]),
     (np.array([[1, 2]]), TypeError, ["X", "int64"]),
-    ([[1.0]], TypeError, ["X", "list"])])
+    ([[1.0]], TypeError, ["X", "list"]),
+    (torch.tensor([[1e300]], dtype=torch.float64), ValueError, ["1e+300", "float32"])])
 def test_what_has_no_scale_is_refused(X, error, words):
     with pytest.raises(error) as caught:
         fp8.quantise(X, "head")

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -87,6 +88,11 @@ def test_outputs_that_are_not_written_are_noticed(monkeypatch):
     monkeypatch.setattr(launch.Call, "launch", forgetful)
     with pytest.raises(AssertionError, match=r"20 × 9, d = 16.*out has NaN"):
         gpu_tensor_cores.written("fa1_mma", PROBLEMS)
+
+
+def test_a_kit_without_time_for_one_problem_is_a_failure():
+    _, failed, told = gpu_kit.kit_job("fa2", "float32", "NumPy", 5, time.monotonic() - 1)
+    assert "0 problems" in told and len(failed) > 10 and all("not one problem" in text for text in failed)
 
 
 def test_lengths_of_zero():

@@ -213,10 +213,36 @@ def test_what_a_property_wants_is_in_all_its_problems():
 
 @pytest.mark.parametrize("field, value", [
     ("causal", "lower"), ("lse", "log2"), ("rule", "loose"), ("scale", True), ("dtypes", ("int8",)), ("dtypes", ()),
-    ("length_multiples", (64, 64))])
+    ("length_multiples", (64, 64)), ("length_multiples", (64, 1))])
 def test_supports_that_mean_nothing_are_refused(field, value):
     with pytest.raises(ValueError, match=field.replace("length_multiples", "64")):
         Supports(**{field: value})
+
+
+@pytest.mark.parametrize("changes", [{"logits": 0}, {"softcap": 0.0}, {"softcap": -1.0}])
+def test_recipes_take_positive_numbers(changes):
+    with pytest.raises(ValueError, match="must be a positive number"):
+        Recipe(**changes)
+
+
+def test_no_problem_is_larger_than_was_said():
+    for changes in ({"max_heads": 1}, {"max_heads": 2}, {"length_multiples": (2, 3), "max_length": 6}):
+        supports = EVERYTHING.but(**changes)
+        for recipe in drawn(supports, 100):
+            assert recipe.Hq <= max(2, supports.max_heads) and max(recipe.Nq, recipe.Nk) <= supports.max_length
+    with pytest.raises(ValueError, match=r"max_length 12 is below 24, .* both \(8, 12\)"):
+        Supports(length_multiples=(8, 12))
+
+
+def test_sequences_of_one_call_are_multiples_too():
+    def strict(problem):
+        assert problem.q.shape[2] % 2 == 0 and problem.k.shape[2] % 3 == 0
+        return RIGHT(problem)
+
+    supports = EVERYTHING.but(length_multiples=(2, 3), packed=lambda problems: [strict(p) for p in problems])
+    supports = supports.without("gradients", "dlse")                # dsink would be that of all sequences
+    row = try_property("packed_is_a_loop_over_sequences", strict, supports, examples=40)
+    assert row.status == "ok", row.detail
 
 
 # --- every property holds for the right ones ... --------------------------------------------------------------

@@ -214,6 +214,9 @@ def test_numbers_take_the_dtype_of_their_partner(nothing, dtype):
 
 @pytest.mark.parametrize(("parts", "words"), [
     ((np.ones((3, 2)), np.zeros((3, 1)), np.ones((3, 2)), np.zeros(3)), ["(3, 2)", "(3,)", "(3, 1)"]),
+    ((np.ones((3, 2)), np.zeros(3), np.ones((3, 1)), np.zeros(3)), ["out", "(3, 2) and (3, 1)"]),
+    ((np.ones((3, 2)), np.zeros(3), np.ones((1, 2)), np.zeros(1)), ["out", "(3, 2) and (1, 2)"]),
+    ((np.ones((3, 2)), np.zeros(3), 0, np.zeros(1)), ["lse", "(3,) and (1,)"]),
     ((np.ones((3, 2)), np.zeros(3), np.ones((3, 2)), np.array([0, np.inf, 0])), ["+inf"])])
 def test_parts_that_do_not_belong_together_are_refused(parts, words):
     with pytest.raises(ValueError) as error:

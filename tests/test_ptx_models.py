@@ -153,6 +153,32 @@ def loads(x, x4, x4_trans, x2, x2_trans):
     x2_trans[t, 0], x2_trans[t, 1] = ptx.ldmatrix_x2_trans(tile, (31 - t) * 8)
 
 
+@cuda.jit
+def adds_and_reads(x, out):
+    ptx.atomic_add(x, 0, np.float32(1))
+    out[cuda.threadIdx.x] = x[0]
+
+
+def test_an_audit_names_the_line_of_the_kernel_that_adds():
+    from cuda_kernels import simulator
+
+    with simulator.audit() as audit:
+        adds_and_reads[1, 2](np.zeros(1, np.float32), np.zeros(2, np.float32))
+    assert "updates atomically at" in str(audit) and "ptx/atomics.py" not in str(audit)
+
+
+@cuda.jit
+def loads_from_anywhere(out):
+    """The array begins where one element may: a GPU asks for 16 bytes."""
+    tile = cuda.shared.array(256, types.uint16)
+    out[0], out[1] = ptx.ldmatrix_x2(tile, 0)
+
+
+def test_an_array_that_need_not_be_aligned_is_refused():
+    with pytest.raises(ValueError, match=r"tile .* begins at a multiple of 2 bytes; 16 are needed: cuda.shared.array"):
+        loads_from_anywhere[1, 32](np.zeros(2, np.uint32))
+
+
 def test_loading_matrices():
     """Row lane // 4, columns 2 (lane % 4) and the next of each matrix; transposed with `trans`."""
     x = np.arange(256, dtype=np.uint16).reshape(32, 8) * np.uint16(251)

@@ -251,6 +251,9 @@ def test_a_lock_works_and_a_lost_one_is_a_deadlock(monkeypatch):
     locked_sum[1, 6](np.arange(6.0), np.zeros(1, np.int32), out)
     assert out[0] == 15
     monkeypatch.setattr("cuda_kernels.simulator.blocks.IDLE_TURNS", 50)
+    out[:], n = 0, 40                                               # who look in vain over 50 times, not in a row
+    locked_sum[1, n](np.ones(n), np.zeros(1, np.int32), out)
+    assert out[0] == n
     for threads in (1, 3):
         with pytest.raises(simulator.Deadlock, match="looking at memory in vain: threads 0"):
             never_unlocked[1, threads](np.ones(1, np.int32))

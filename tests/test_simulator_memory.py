@@ -249,6 +249,17 @@ def test_math_is_that_of_a_gpu():
     assert answer(X, lambda _: math.fabs(largest)) == largest
 
 
+def test_functions_that_python_answers_otherwise_stay_in_their_dtype():
+    from cuda_kernels.simulator.maths import device_math
+
+    for name, given, wanted in (("floor", -0.5, -1), ("ceil", 2.5, 3), ("trunc", -2.5, -2), ("floor", np.inf, np.inf),
+                                ("erf", 0, 0), ("gamma", 200, np.inf), ("lgamma", 0, np.inf), ("degrees", 0, 0)):
+        for dtype in (np.float32, np.float64):
+            found = getattr(device_math, name)(dtype(given))
+            assert found == (wanted if dtype == np.float32 or name != "gamma" else math.inf)
+            assert isinstance(found, dtype if dtype == np.float32 else float)
+
+
 @cuda.jit
 def multiplied_and_added(x, out):
     out[0] = cuda.fma(x[0], x[0], x[1])

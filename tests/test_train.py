@@ -257,6 +257,19 @@ def on_a_gpu(record, *ratios):
     return record | {"device": "cuda", "speed": rows}
 
 
+def test_a_run_that_breaks_off_shows_what_it_has(monkeypatch, capsys, tmp_path):
+    def fails(*arguments, **how):
+        raise RuntimeError("CUDA out of memory.\nMore words")
+
+    monkeypatch.setattr(curves, "measured", fails)
+    file = tmp_path / "train.json"
+    assert train.main(["--device", "cpu", "--save", str(file), "--hidden", "16", "--seqlens", "8", "--tokens", "64",
+                       "--layers", "1"]) == 2
+    told = capsys.readouterr().out
+    assert "tokens/s" in told and "not be measured to the end: CUDA out of memory.\n" in told and "More" not in told
+    assert len(json.loads(file.read_text(encoding="utf-8"))["speed"]) == 1
+
+
 def test_the_slowest_size_counts(record):
     assert [targets.fast(on_a_gpu(record, *ratios)).met for ratios in ((1.2, 1.0), (1.2, 0.99))] == [True, False]
     assert targets.fast(on_a_gpu(record, 1.2, 0.99)).found == (

@@ -16,7 +16,7 @@ import torch
 
 import cuda_kernels
 from cuda_kernels.bench import forward, gradients, peers
-from cuda_kernels.bench.targets import DETERMINISTIC
+from cuda_kernels.bench.targets import DETERMINISTIC, IN_GRAPH, OURS
 
 NAME = "backward"
 AT_ONCE = 40                                                        # calls that take the host 250 µs: see `clock`
@@ -53,3 +53,11 @@ def by_torch(attention, q, k, v, dout):
 def by_choice(q, k, v, dout):
     """The same, by the backend that torch chooses."""
     return by_torch(peers.scaled_dot_product_attention, q, k, v, dout)
+
+
+def in_graph(q, k, v, dout):
+    """{peer: our backward pass as torch's graph calls it}: what the host does in training."""
+    from cuda_kernels.torch_op import scaled_dot_product_attention
+
+    attention = partial(scaled_dot_product_attention, enable_gqa=q.shape[1] != k.shape[1])
+    return {OURS + IN_GRAPH: by_torch(attention, q, k, v, dout)}

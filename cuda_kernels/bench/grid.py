@@ -8,8 +8,8 @@ DIMS = (64, 128, 256)
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 QUICK_DIMS, QUICK_LENGTHS = (64, 128), (1024, 4096)
 PRODUCTS = {"forward": 2, "backward": 5}
-SCORE_BYTES = 13        # torch's plain attention: for each score 4 bytes of S, 4 and 4 of P, 1 that says "hidden";
-                        # in the backward pass 4 of P, of dP and of dS: no more than that
+SCORE_BYTES = {"forward": 9, "backward": 16}    # of torch's plain attention for each score, at least: 4 of S, 4 of P, 1
+                                                # that says "hidden"; backward 4 each of S, P, dP and dS
 
 
 class Case(NamedTuple):
@@ -60,6 +60,6 @@ def flops(case, what="forward"):
     return 2 * PRODUCTS[what] * case.B * case.H * case.N * case.N * case.d // (2 if case.causal else 1)
 
 
-def plain_bytes(case):
-    """What standard attention needs for its scores, roughly: enough to know that it cannot fit."""
-    return SCORE_BYTES * case.B * case.H * case.N * case.N
+def plain_bytes(case, what="forward"):
+    """What standard attention needs for its scores at least: enough to know that it cannot fit."""
+    return SCORE_BYTES[what] * case.B * case.H * case.N * case.N

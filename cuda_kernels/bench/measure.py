@@ -40,7 +40,7 @@ def cells(case, device, kernels, budget_ms=BUDGET_MS, which=forward):
     everybody = which.ready(case, *given, [name for name in kernels if name != FA1 or case.d in FA1_DIMS])
     for name, prepare in everybody.items():
         cell = found[name] = {"case": case._asdict(), "peer": name}
-        why = too_large(case, device) if name == SLOW else None
+        why = too_large(case, device, which.NAME) if name == SLOW else None
         if not why:
             out, mb, why = first_call(prepare, device)
         if why:
@@ -67,9 +67,9 @@ def first_call(prepare, device):
     return out, nbytes and nbytes / 2**20, None
 
 
-def too_large(case, device):
-    """Why standard attention cannot be tried on this problem; None if it can."""
-    needed, free = plain_bytes(case), device.free()
+def too_large(case, device, what):
+    """Why standard attention cannot be tried on this problem, forward or backward; None if it can."""
+    needed, free = plain_bytes(case, what), device.free()
     return f"needs about {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free" if needed > free else None
 
 
@@ -86,7 +86,7 @@ def overhead(device, kernels, case=OVERHEAD, number=1000, which=forward):
     given = which.tensors(case, device)
     calls = {"torch": which.by_choice(*given)}
     calls |= {name: prepare() for name, prepare in which.ready(case, *given, kernels).items()
-              if name not in peers.BACKENDS}
+              if name not in peers.BACKENDS} | which.in_graph(*given)
     return dict(zip(calls, host_microseconds(device, list(calls.values()), number), strict=True))
 
 

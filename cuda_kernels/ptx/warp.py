@@ -35,7 +35,10 @@ def cells(array, at, count):
 def aligned(view, nbytes, operation):
     """The view; ValueError unless its cells lie side by side from a multiple of nbytes on."""
     start = address_of(view.data)
-    if view.origin.space == "shared":                   # where a block's memory begins is aligned on every GPU
+    if view.origin.space == "shared":                   # a GPU aligns an array as was asked for, else by one element
+        if view.origin.alignment % nbytes:
+            raise ValueError(f"{operation}: {view.origin.name} begins at a multiple of {view.origin.alignment} bytes; "
+                             f"{nbytes} are needed: cuda.shared.array(shape, dtype, {nbytes})")
         start -= address_of(view.origin.data)
     if start % nbytes or (len(view) > 1 and view.data.strides[-1] != view.data.itemsize):
         raise ValueError(f"{operation}: {len(view)} cells of {view.origin.name} at byte {start} do not lie side by "

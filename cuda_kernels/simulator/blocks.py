@@ -15,7 +15,7 @@ from cuda_kernels.simulator.meetings import Meeting, Part
 from cuda_kernels.simulator.places import kernel_frame, numbers, place
 
 WARP = 32
-IDLE_TURNS = 100_000        # so many vain looks at memory in a row, all threads together, count as a deadlock
+IDLE_TURNS = 100_000        # so many vain looks at memory, or naps, in a row, all threads together, count as a deadlock
 
 
 class Dim3(NamedTuple):

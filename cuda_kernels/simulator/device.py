@@ -32,12 +32,12 @@ class Device(Warps, FakeCUDAModule):
         self.block, self.blockIdx = block, block.blockIdx
         self._shared = Shared(self.guard, self.dynamic_bytes)
 
-    def guard(self, data, name, space):
-        """The array that the kernel gets to see for this memory."""
+    def guard(self, data, name, space, alignment=None):
+        """The array that the kernel gets to see for this memory. alignment: as asked for, in bytes."""
         if data.dtype.names:                            # records are left as Numba's simulator has them
             return FakeWithinKernelCUDAArray(FakeCUDAArray(data)) if space == "global" else data.view(np.recarray)
         watched = self.watch and space in ("global", "shared")
-        return (Watched if watched else Guarded)(data, Origin(name, space, data, self))
+        return (Watched if watched else Guarded)(data, Origin(name, space, data, self, alignment or data.itemsize))
 
     def __getattr__(self, name):
         return getattr(cuda, name)                      # anything else that the real module has
@@ -132,7 +132,9 @@ class Atomic:
             else:
                 cell, args = array.atomic_cell(args[0]), ((), *args[1:])
             old = operation(cell, *args)
-            if name in POLLS and cell[()] == old:
+            if cell[()] != old:
+                device.block.idle = 0                   # something has happened
+            elif name in POLLS:
                 device.block.look_again()
             return old
 

@@ -11,13 +11,17 @@ import numpy as np
 ONE_NUMBER = {"acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan,
               "atanh": np.arctanh, "cos": np.cos, "cosh": np.cosh, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1,
               "fabs": np.fabs, "log": np.log, "log10": np.log10, "log1p": np.log1p, "log2": np.log2, "sin": np.sin,
-              "sinh": np.sinh, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh}
+              "sinh": np.sinh, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh, "degrees": np.degrees,
+              "radians": np.radians}
+WITHOUT_NUMPY = {"erf": None, "erfc": None, "gamma": lambda x: math.inf if x > 0 else math.nan,
+                 "lgamma": lambda x: math.inf}          # where they raise
+TO_WHOLE = {"ceil": np.ceil, "floor": np.floor, "trunc": np.trunc}      # Python's own answer with integers of any size
 TWO_NUMBERS = {"atan2": np.arctan2, "copysign": np.copysign, "fmod": np.fmod, "hypot": np.hypot, "pow": np.power}
 ROUNDS_TO_INF = float(np.finfo(np.float32).max) * (1 + 2.0**-25)        # as a float32
 
 
 def on_device(function, ieee):
-    """`function` of math; where it raises, the NumPy function `ieee` knows what IEEE 754 says."""
+    """`function` of math; where it raises, the function `ieee`, NumPy's as a rule, knows what IEEE 754 says."""
     def call(*args):
         try:
             value = function(*args)
@@ -33,5 +37,7 @@ def on_device(function, ieee):
 
 
 device_math = SimpleNamespace(**vars(math))
-for name, ieee in {**ONE_NUMBER, **TWO_NUMBERS}.items():
+for name, ieee in {**ONE_NUMBER, **TWO_NUMBERS, **WITHOUT_NUMPY}.items():
     setattr(device_math, name, on_device(getattr(math, name), ieee))
+for name, ieee in TO_WHOLE.items():
+    setattr(device_math, name, on_device(ieee, ieee))

@@ -13,10 +13,11 @@ GIVEN_ON = ("shape", "size", "ndim", "strides", "dtype", "itemsize", "nbytes", "
 
 
 class Origin:
-    """The array that views were cut from: its name in messages, where it lives, and its cells."""
+    """The array that views were cut from: its name in messages, where it lives, and its cells; where in shared memory
+    it begins is a multiple of so many bytes."""
 
-    def __init__(self, name, space, data, device):
-        self.name, self.space, self.data, self.device = name, space, data, device
+    def __init__(self, name, space, data, device, alignment):
+        self.name, self.space, self.data, self.device, self.alignment = name, space, data, device, alignment
 
 
 class Guarded(NDArrayOperatorsMixin):

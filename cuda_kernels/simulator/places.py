@@ -4,7 +4,7 @@ import sys
 
 # Modules whose frames are passed over on the way to the kernel's own line.
 OURS = ("simulator.blocks", "simulator.warps", "simulator.device", "simulator.memory", "simulator.watched",
-        "simulator.flights", "ptx.warp", "ptx.matrices", "ptx.copies")
+        "simulator.flights", "ptx.warp", "ptx.matrices", "ptx.copies", "ptx.atomics")
 HIDDEN = {"numpy.lib.mixins", *(f"cuda_kernels.{name}" for name in OURS)}
 
 

@@ -1,7 +1,7 @@
 """Shared, local and constant memory: the arrays that a kernel makes for itself.
 
-Fresh memory is NaN (integers: a large negative number), so that a cell that is read before it is written spoils the
-result for all to see.
+Fresh memory is NaN (integers: a striking number, −1 in dynamic shared memory), so that a cell that is read before it is
+written spoils the result for all to see.
 """
 
 import linecache
@@ -29,7 +29,7 @@ class Shared:
         if shape in (0, (0,)):
             count = self.dynamic.size // dtype.itemsize
             cells = self.dynamic[:count * dtype.itemsize].view(dtype)
-            return self.guard(cells, "dynamic shared memory", "shared")
+            return self.guard(cells, "dynamic shared memory", "shared", alignment)
         key = id(frame.f_code), frame.f_lasti, shape, dtype
         if key not in self.arrays:
             data = fresh(shape, dtype)
@@ -37,7 +37,7 @@ class Shared:
             if self.bytes > STATIC_LIMIT:
                 raise ValueError(f"the shared arrays of this kernel need {self.bytes} bytes; without dynamic shared "
                                  f"memory {STATIC_LIMIT} is the most")
-            self.arrays[key] = self.guard(data, assigned_name(frame, "shared"), "shared")
+            self.arrays[key] = self.guard(data, assigned_name(frame, "shared"), "shared", alignment)
         return self.arrays[key]
 
 

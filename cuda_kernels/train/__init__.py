@@ -59,6 +59,11 @@ def main(argv=None):
     try:
         with progress(measure.parts(plan)) as step:
             measure.everything(plan, options.device, step, record)
+    except RuntimeError as problem:                                 # no memory for one of the curves, say
+        if "speed" in record:
+            show.console.print(show.speed(record["speed"]))
+        print(f"it could not be measured to the end: {str(problem).splitlines()[0]}")
+        return 2
     finally:                                                        # of a run that fails, what it has found is kept
         if options.save:
             options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -41,7 +41,7 @@ def fa3_exp():
     flops = attention_flops(8448, 128, 16, batch=4)
     ablation = [("as it is", 3.538, "661"), ("without pipelining products and softmax", 4.021, "582"),
                 ("without warp specialisation", 4.105, "570")]
-    return Table("Why exp matters on Hopper", "FA3 (2407.08608), section 2.2, footnote 5, Table 2", [
+    return Table("Why exp matters on Hopper", "FA3 (2407.08608), section 3.1, footnote 5, Table 2", [
         row("special functions, T/s", "3.9", exps / 1e12, ".2f"),
         row("products to special functions", "256", products / exps, ".0f"),
         row("exp to products, time, 16 bits, d = 128, %", "50", 100 / exps / (4 * d / products), ".0f"),

@@ -36,20 +36,20 @@ def sweep():
     return {name: [moved(counted(name, M)) for M in BUDGETS] for name in CORES}
 
 
-def theorem_2(moved=None):
+def theorem_2(found=None):
     """Twice the memory on chip, half the traffic; standard attention does not profit."""
-    moved = moved or sweep()
+    found = found or sweep()
     rows = []
     for name in ("fa1", "fa2"):
-        shares = [n * M / (N * N * D * D) for n, M in zip(moved[name], BUDGETS, strict=True)]
-        for n, M, share in zip(moved[name], BUDGETS, shares, strict=True):
+        shares = [n * M / (N * N * D * D) for n, M in zip(found[name], BUDGETS, strict=True)]
+        for n, M, share in zip(found[name], BUDGETS, shares, strict=True):
             Br, Bc = tiles_for(name, M)
             rows.append(row(f"{name}, M = {M}: elements moved", None, n, ",.0f",
                             why=f"{share:.2f}·N²·d²/M; tiles {Br} × {Bc}"))
         rows.append(follows(f"{name}, M = {BUDGETS[0]} to {BUDGETS[2]}: less by", BUDGETS[2] / BUDGETS[0],
-                            moved[name][0] / moved[name][2], ".2f", within=0.05,
+                            found[name][0] / found[name][2], ".2f", within=0.05,
                             why="Θ(N²·d²/M), and a little of N·d"))
-    rows.append(follows("standard, any M", 4 * N * N + 4 * N * D, moved["standard"][-1], ",.0f", within=0,
+    rows.append(follows("standard, any M", 4 * N * N + 4 * N * D, found["standard"][-1], ",.0f", within=0,
                     why="4·N² + 4·N·d: it has no tiles"))
     return Table("Traffic and the memory on chip", "FA1 (2205.14135), Theorem 2", rows,
                  f"N = {N}, d = {D}, one head, forward. M is the number from which Algorithm 1 chooses its tiles. It "

@@ -83,7 +83,7 @@ class Recipe:
             number = getattr(self, name)
             if number is None and name != "logits":
                 continue
-            if type(number) not in (int, float) or not math.isfinite(number) or (number < 0 and name != "scale"):
+            if type(number) not in (int, float) or not math.isfinite(number) or (number <= 0 and name != "scale"):
                 raise ValueError(f"{name} must be a {'' if name == 'scale' else 'positive '}number, got {number!r}")
         if not (isinstance(self.window, tuple) and len(self.window) == 2
                 and all(type(n) is int and n >= -1 for n in self.window)):

@@ -1,6 +1,7 @@
 """The implementations of this package, by name, each with what it supports. Tests and README go through it.
 
-Kernels add themselves with `register`. `python -m fa_ref.testing.registry` prints the coverage table of the README.
+Kernels add themselves with `register`. `python docs/generate.py coverage` writes the coverage table of the README;
+`python -m fa_ref.testing.registry` prints this package's columns of it.
 """
 
 from collections.abc import Callable

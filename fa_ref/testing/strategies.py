@@ -37,7 +37,7 @@ def recipes(draw, supports=None, always=()):
     window = limits(pick, s.max_length) if causal != "top-left" and use("window") else (-1, -1)
     square = not use("cross_lengths", (False, True)) or (causal and s.causal == "square")
     Nq, Nk = lengths(pick, s, square, standing=causal or window != (-1, -1))
-    group = pick("group", 2, 3) if use("grouped") else 1
+    group = pick("group", *(n for n in (2, 3) if n <= max(2, s.max_heads))) if use("grouped") else 1
     B, Hkv = pick("B", 1, 2, 3), pick("Hkv", *range(1, max(1, min(3, s.max_heads // group)) + 1))
     if max(Nq, Nk) > s.max_length:                                  # a long problem: one head will do
         B = Hkv = 1

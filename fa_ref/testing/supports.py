@@ -20,7 +20,7 @@ class Supports:
     dtypes: names out of float64, float32, float16, bfloat16.
     head_dims: the d (and dv) it takes; None is any. length_multiples: of Nq and Nk. max_length: the longest
     sequence drawn. long_lengths: of each of the two, one in seventeen is of these, so that code with tiles of its own
-    meets more than one of them; () for none. max_heads: the most query heads drawn.
+    meets more than one of them; () for none. max_heads: the most query heads drawn (at least 2 where they are grouped).
     causal: None; "bottom-right" (key j ≤ i + Nk − Nq); "square" (only Nq = Nk is asked, where both triangles
     agree); "top-left" (key j ≤ i: the problem then carries that triangle as its mask (Nq, Nk)).
     scale: None (always 1/√d), "positive", or "any" (0 and negative numbers too).
@@ -89,8 +89,10 @@ class Supports:
                 raise ValueError(f"{name} must be whole numbers of at least 1, got {getattr(self, name)!r}")
         if self.head_dims == ():
             raise ValueError("head_dims must name at least one head dim, or be None for any")
-        if max(self.length_multiples) > self.max_length:
-            raise ValueError(f"max_length {self.max_length} is below the length multiples {self.length_multiples}")
+        least = math.lcm(*self.length_multiples)
+        if least > self.max_length:
+            raise ValueError(f"max_length {self.max_length} is below {least}, the least length that is a multiple of "
+                             f"both {self.length_multiples}")
 
     @classmethod
     def everything(cls, **changes):

@@ -15,11 +15,12 @@ For one query row i and each key j that it sees; n = Nk + group·Nq + d + dv is 
     |ΔD|   ≤ |dO| (bound of O)                D = rowsum(dO∘O) − dlse of the stored O; W holds r already
     |Δg|   ≤ r |dO||V| + |ΔD|                 g = dO Vᵀ − D, so that dS = P g
     E_j = W |g| + (P + W) |Δg| + u |dS|       of dS, which is rounded before its products
-    F_j = |scale| (E chain + |dS| (4 eps + 2 |t| chain T / softcap)) + (1 + |scale|) tiny
-                                              of scale·chain·dS, rounded before or after it is scaled
+    F_j = |scale| (E chain + C) + (1 + |scale|) tiny          of scale·chain·dS, rounded before or after it is scaled
+    C = |dS| (4 eps + 2 |t| chain T / softcap)                of the chain; without a softcap: 0
     |ΔdV| ≤ Wᵀ |dO|,  |ΔdQ| ≤ F |K|,  |ΔdK| ≤ Fᵀ |Q|
     |Δdbias| ≤ E + tiny, summed like dbias
-    |Δdsink| ≤ Σ W |D| + (P + W) |ΔD|         P, e, W as above for a key with a = eps |sink|
+    |Δdsink| ≤ Σ W |D| + (P + W) |ΔD|         P, e as above for a key with a = eps |sink|; W = P expm1(e) + tiny, since
+                                              the share of the sink meets no V and is not rounded
 
 At last everything is rounded to the dtype it is stored in; dK and dV of grouped heads may be stored head by head
 before they are summed. Where nothing is added up (an empty row, a key that nobody sees) the bound is 0: only 0 is

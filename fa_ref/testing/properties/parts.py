@@ -1,5 +1,6 @@
 """Parts of a problem and what they make together: slices of the keys merged by lse, sequences of one packed call."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -58,7 +59,8 @@ def sequences(recipe, supports):
         Nq = of_q * int(rng.integers(least, supports.max_length // of_q + 1))
         Nk = of_k * int(rng.integers(least, supports.max_length // of_k + 1))
         if not supports.cross_lengths or recipe.Nq == recipe.Nk:
-            Nk = Nq
+            both = math.lcm(of_q, of_k)
+            Nq = Nk = -(-Nq // both) * both
         elif not supports.empty_rows:
             Nk = max(Nk, -(-Nq // of_k) * of_k)
         other = first.but(Nq=Nq, Nk=Nk, seed=recipe.seed + 1 + n).build()
