@@ -117,10 +117,10 @@ class Block:
 
     # --- meetings ---
 
-    def meet(self, operation, group, value=None, arrive=True, wait=True):
+    def meet(self, operation, group, value=None):
         """Come to this operation and wait until its group has come: {number of a lane: value it brought}.
 
-        group: see `meetings`. arrive=False only waits for the others, wait=False only tells them.
+        group: see `meetings`.
         """
         lane, frame = self.running, kernel_frame()
         if self.failed:
@@ -132,22 +132,18 @@ class Block:
             other = meeting.waiting[0]
             raise RuntimeError(f"{self.name(lane)} comes to {operation} ({place(frame)}) while {self.name(other)} "
                                f"waits for it at {meeting.operation} ({place(other.frame)})")
-        if wait:
-            lane.meeting, lane.frame = meeting, frame
-            meeting.waiting.append(lane)
-        if arrive:
-            meeting.arrived += 1
-            meeting.values[lane.number] = value
-            if self.watch:
-                self.watch.arrived(meeting, lane)
-            self.release_if_complete(meeting)
-        if wait:
-            self.sleep()
+        lane.meeting, lane.frame = meeting, frame
+        meeting.waiting.append(lane)
+        meeting.values[lane.number] = value
+        if self.watch:
+            self.watch.arrived(meeting, lane)
+        self.release_if_complete(meeting)
+        self.sleep()
         return meeting.values
 
     def release_if_complete(self, meeting):
         """Let all go on, in the order of their numbers, once the last has come."""
-        if meeting.arrived < meeting.group.size(self):
+        if len(meeting.waiting) < meeting.group.size(self):
             return
         del self.meetings[meeting.group]
         meeting.waiting.sort(key=lambda lane: lane.number)

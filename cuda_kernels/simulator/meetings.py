@@ -1,8 +1,7 @@
 """Who meets whom: the groups of barriers and warp operations, and one coming-together of a group.
 
-Any hashable can be a group that has these three: `size(block)`, how many arrivals make a meeting complete;
-`absent(block)`, the lanes that should have come and have returned instead; `one_line`, whether all must come from the
-same line of the source.
+Any hashable can be a group that has these two: `size(block)`, how many arrivals make a meeting complete, and
+`absent(block)`, the lanes that should have come and have returned instead.
 """
 
 from typing import NamedTuple
@@ -10,8 +9,6 @@ from typing import NamedTuple
 
 class Whole(NamedTuple):
     """The group of a block-wide barrier: every thread that has not returned."""
-
-    one_line = True
 
     def size(self, block):
         """How many must arrive before all go on."""
@@ -27,7 +24,6 @@ class Part(NamedTuple):
 
     warp: int
     mask: int
-    one_line = True
 
     def size(self, block):
         """How many must arrive before all go on."""
@@ -40,9 +36,9 @@ class Part(NamedTuple):
 
 
 class Meeting:
-    """One coming-together of a group: who has arrived, who waits, what each has brought."""
+    """One coming-together of a group: who has come and waits, what each has brought."""
 
     def __init__(self, operation, group):
         self.operation, self.group = operation, group
-        self.arrived, self.waiting, self.knowledge = 0, [], None
+        self.waiting, self.knowledge = [], None
         self.values = {}                                # number of the lane → value

@@ -122,6 +122,6 @@ def known(meeting):
     return joined
 
 
-def learn(lane, joined, arrived):
-    """The lane goes on and knows all that (acquire). What one who arrived knew is part of it already."""
-    lane.past = joined if arrived else list(map(max, lane.past, joined))
+def learn(lane, joined):
+    """The lane goes on and knows all that (acquire), its own past included."""
+    lane.past = joined

@@ -24,7 +24,10 @@ class Shared:
         self.dynamic = np.full(dynamic_bytes, 0xFF, np.uint8)           # NaN as any float, −1 as any integer
 
     def array(self, shape, dtype, alignment=None):
-        """Two calls are two arrays, even on one line; one call in a loop, or in many threads, is one array."""
+        """Two calls are two arrays, even on one line; one call in a loop, or in many threads, is one array.
+
+        Device functions that one factory makes share the call, and so the array; on a GPU each has its own.
+        """
         frame, dtype = sys._getframe(1), as_dtype(dtype)
         if shape in (0, (0,)):
             count = self.dynamic.size // dtype.itemsize

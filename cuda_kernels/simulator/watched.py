@@ -139,8 +139,8 @@ class BlockWatch:
         if meeting.operation in races.ORDER_MEMORY:
             known = races.known(meeting)
             for lane in meeting.waiting:
-                races.learn(lane, known, lane.number in meeting.values)
-        if not meeting.waiting or not meeting.group.one_line:
+                races.learn(lane, known)
+        if not meeting.waiting:
             return
         first, *others = meeting.waiting
         path = self.path(first)
