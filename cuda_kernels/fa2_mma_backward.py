@@ -86,7 +86,7 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
         offset = Nk - Nq
         col0 = j * Bc
         seen = max(0, offset - left)                                # the first key that some query sees
-        top, end = max(0, -offset - right), min(Nq, Nk - offset + left)     # queries that see some key: top … end − 1
+        top = max(0, -offset - right)                               # the first query that sees some key
         tile = cuda.shared.array(0, storage, 128)                   # Kj, Vj, Qi twice, dOi twice, Pij, dSij
         # (3) load Kj, Vj
         load(tile, 0, Bc, K, b, g, col0, seen, Nk, t)
@@ -109,8 +109,8 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
         Di = cuda.local.array(OWN_ROWS, wide)
 
         if tiles > 0:                                               # (5) load Qi, dOi for the first step
-            load(tile, Q_at, Br, Q, b, g * group, first * Br, top, end, t)
-            load(tile, dO_at, Br, dO, b, g * group, first * Br, top, end, t)
+            load(tile, Q_at, Br, Q, b, g * group, first * Br, top, Nq, t)
+            load(tile, dO_at, Br, dO, b, g * group, first * Br, top, Nq, t)
         ptx.commit_copies()
         # (4) nothing yet
         for e in range(K_size):
@@ -127,8 +127,8 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
             cuda.syncthreads()                                      # Qi, dOi are there, the tile before is done with
             # (5) load Qi, dOi for the next step; Li, Di
             if visit + 1 < group * tiles:
-                load(tile, Q_at + then, Br, Q, b, h_next, i_next * Br, top, end, t)
-                load(tile, dO_at + then, Br, dO, b, h_next, i_next * Br, top, end, t)
+                load(tile, Q_at + then, Br, Q, b, h_next, i_next * Br, top, Nq, t)
+                load(tile, dO_at + then, Br, dO, b, h_next, i_next * Br, top, Nq, t)
             ptx.commit_copies()
             for n in range(OWN_ROWS):
                 r = S_row + n * 8 + lane // 4

@@ -80,10 +80,10 @@ def make_dq(R, warps, d, dtype, positive, aligned):
         Li = cuda.local.array(rows, wide)
         Di = cuda.local.array(rows, wide)
 
-        top, end = max(0, -offset - right), min(Nq, Nk - offset + left)     # queries that see some key: top … end − 1
+        top = max(0, -offset - right)                               # the first query that sees some key
         if low < high:
-            load(tile, 0, Br, Q, b, h, row0, top, end, t)
-            load(tile, dO_at, Br, dO, b, h, row0, top, end, t)
+            load(tile, 0, Br, Q, b, h, row0, top, Nq, t)
+            load(tile, dO_at, Br, dO, b, h, row0, top, Nq, t)
             load(tile, K_at + (first & 1) * stage, Bc, K, b, g, first * Bc, low, high, t)
             load(tile, V_at + (first & 1) * stage, Bc, V, b, g, first * Bc, low, high, t)
         ptx.commit_copies()

@@ -146,7 +146,7 @@ def in_place_of_torchs(name, device=DEVICE):
     for Nq, Nk in LENGTHS:
         for causal in (False, True):
             for heads in ((4, 4), (4, 2)):
-                how = {"is_causal": causal, "enable_gqa": heads[0] != heads[1]}
+                how = {"is_causal": causal, "enable_gqa": heads[0] != heads[1], "scale": 0.3 if causal else None}
                 x = tensors(device, name, Nq, Nk, heads=heads)
                 dout = torch.randn_like(x[0])
                 found, plain, truth = (with_gradients(function, y, dout, how) for function, y in (

@@ -21,10 +21,15 @@ simulated = pytest.mark.skipif(not cuda_kernels.SIMULATED, reason="about the sim
 slow = pytest.mark.slow
 
 
-def problem(dtype=np.float16, Nq=32, Nk=32, d=64, heads=(1, 1), seed=0, **options):
+def problem(dtype=np.float16, Nq=32, Nk=32, d=64, heads=(1, 1), seed=0, B=1, **options):
     rng = np.random.default_rng([seed, Nq, Nk, d])
     shapes = (heads[0], Nq), (heads[1], Nk), (heads[1], Nk)
-    return Problem(*(rng.standard_normal((1, *shape, d)).astype(dtype) for shape in shapes), **options)
+    return Problem(*(rng.standard_normal((B, *shape, d)).astype(dtype) for shape in shapes), **options)
+
+
+def shifted(x):
+    """The same numbers in rows that begin 2 bytes after a multiple of 16."""
+    return np.concatenate([x[..., :1], x], -1)[..., 1:]
 
 
 def solved(kernel, p, warps=1, Br=None, Bc=None):

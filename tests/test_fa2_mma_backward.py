@@ -16,7 +16,7 @@ from fa_ref.inputs import Sizes
 from fa_ref.options import check_options
 from fa_ref.testing import Result, oracle
 from fa_ref.testing.standard_16bit import two_errors
-from tensor_core_problems import dtypes, faulty, problem, simulated, slow, with_unread_keys
+from tensor_core_problems import dtypes, faulty, problem, shifted, simulated, slow, with_unread_keys
 from test_fa2_mma import OPTIONS
 from test_kernels import judge
 from test_steps import CUDA, NUMPY, SHAPE, STEP
@@ -88,6 +88,27 @@ def test_options(options, deterministic):
 
 
 @ways
+def test_a_batch_of_grouped_heads(deterministic):
+    holds(*posed(d=16, B=2, heads=(4, 2), Nq=40, causal=True), deterministic=deterministic)
+
+
+@ways
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (64, 0)}], ids=str)
+def test_heads_of_a_group_meet_a_later_tile_of_keys(options, deterministic):
+    """The second tile of keys is seen from the second tile of queries on, by both heads."""
+    holds(*posed(d=16, Nq=64, Nk=64, heads=(2, 1), **options), deterministic=deterministic)
+
+
+@ways
+@pytest.mark.parametrize(("Nq", "Nk", "window"), [
+    (64, 64, (1, -1)), (33, 64, (0, 0)),                            # who sees a tile of keys: last a tile's first query
+    (64, 64, (-1, 1)), (65, 65, (1, 1)),                            # first a tile's last
+    (32, 62, (-1, 0)), (40, 96, (30, 3))])                          # the first query misses one key of the tile
+def test_windows_that_end_at_the_border_of_a_tile(Nq, Nk, window, deterministic):
+    holds(*posed(d=16, Nq=Nq, Nk=Nk, window=window), deterministic=deterministic)
+
+
+@ways
 def test_the_gradient_that_reaches_lse(deterministic):
     holds(*posed(d=16, Nq=20, Nk=40, causal=True, dlse=True), deterministic=deterministic)
 
@@ -135,6 +156,30 @@ def test_queries_that_see_nothing_may_be_anything(dtype, deterministic, options)
         answers.append(solved(p.replace(**fields), (out, lse), deterministic=deterministic))
     for answer in answers[1:]:
         assert all(np.array_equal(getattr(answers[0], name), getattr(answer, name)) for name in GRADIENTS)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout", "out"])
+def test_one_array_alone_may_begin_anywhere(name):
+    p = with_gradients(problem(d=16, Nq=18, Nk=18, causal=True))
+    out, lse = forward(p)
+    clean = solved(p, (out, lse))
+    if name == "out":
+        other = solved(p, (shifted(out), lse))
+    else:
+        moved = p.replace(**{name: shifted(getattr(p, name))})
+        assert forward(moved).out.tobytes() == out.tobytes()
+        other = solved(moved, (out, lse))
+    assert all(getattr(clean, name).tobytes() == getattr(other, name).tobytes() for name in GRADIENTS)
+
+
+def test_channels_may_be_cut_out_of_wider_rows():
+    """Whole chunks would bring the neighbours' channels along."""
+    p = with_gradients(problem(d=8, Nq=18, Nk=18, causal=True))
+    cut = {name: getattr(p, name)[..., :7] for name in ("q", "k", "v", "dout")}
+    views, copies = p.replace(**cut), p.replace(**{name: x.copy() for name, x in cut.items()})
+    assert forward(views).out.tobytes() == forward(copies).out.tobytes()
+    found, wanted = solved(views), solved(copies)
+    assert all(getattr(found, name).tobytes() == getattr(wanted, name).tobytes() for name in GRADIENTS)
 
 
 @slow

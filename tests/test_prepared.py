@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import inspect
 import sys
 import weakref
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import cuda_kernels
-from cuda_kernels import fa2, fa2_mma, prepared
+from cuda_kernels import fa2, fa2_mma, heads, prepared
 
 on_a_gpu = pytest.mark.skipif(cuda_kernels.SIMULATED, reason="kernels run in the simulator here")
 
@@ -19,13 +20,13 @@ on_a_gpu = pytest.mark.skipif(cuda_kernels.SIMULATED, reason="kernels run in the
 class Tensor:
     """What `key_of` asks of a CUDA tensor."""
 
-    dtype = "float16"
-
-    def __init__(self, shape=(1, 2, 8, 64), pointer=256, device=0, cuda=True, negated=False):
+    def __init__(self, shape=(1, 2, 8, 64), pointer=256, device=0, cuda=True, negated=False, strides=None,
+                 dtype="float16"):
         self.shape, self.pointer, self.device, self.is_cuda, self.negated = shape, pointer, device, cuda, negated
+        self.strides, self.dtype = strides, dtype
 
     def stride(self):
-        return tuple(int(np.prod(self.shape[n + 1:])) for n in range(len(self.shape)))
+        return self.strides or tuple(int(np.prod(self.shape[n + 1:])) for n in range(len(self.shape)))
 
     def get_device(self):
         return self.device
@@ -53,6 +54,8 @@ def test_calls_of_one_kind_have_one_key(key_of):
 
 @pytest.mark.parametrize("change", [
     lambda q, options: (Tensor((1, 2, 9, 64)), options), lambda q, options: (Tensor(pointer=258), options),
+    lambda q, options: (Tensor(strides=(1024, 64, 128, 1)), options),
+    lambda q, options: (Tensor(dtype="bfloat16"), options),
     lambda q, options: (q, (None, 1.0, True, (-1, -1))), lambda q, options: (q, (None, True, True, (-1, -1))),
     lambda q, options: (q, (None, 1, 1, (-1, -1))), lambda q, options: (q, (None, 1, True, (-1, 0)))])
 def test_whatever_decides_the_launch_is_in_the_key(key_of, change):
@@ -60,6 +63,28 @@ def test_whatever_decides_the_launch_is_in_the_key(key_of, change):
     q, options = Tensor(), (None, 1, True, (-1, -1))
     q_changed, options_changed = change(q, options)
     assert key_of(fa2_mma, [q, q], *options) != key_of(fa2_mma, [q_changed, q], *options_changed)
+
+
+@pytest.mark.parametrize("function", [heads.forward, heads.backward], ids=lambda function: function.__name__)
+def test_every_option_of_a_call_is_in_its_key(function, monkeypatch):
+    class StopError(Exception):
+        pass
+
+    def stop(*asked):
+        told.append(asked)
+        raise StopError
+
+    monkeypatch.setattr(prepared, "key_of", stop)
+    told, x, parameters = [], np.zeros((1, 1, 4, 8), np.float16), inspect.signature(function).parameters.values()
+    arrays = [x for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "kernel"]
+    assert {"scale", "window", "block_q"} < set(names)
+    for name in names:
+        mark = object()
+        with pytest.raises(StopError):
+            function(*arrays, kernel="fa2_mma", **{name: mark})
+        _, tensors, *others = told.pop()
+        assert any(y is mark for y in (*tensors, *others)), name
 
 
 @pytest.mark.parametrize(("core", "q", "option"), [
@@ -83,18 +108,19 @@ def test_a_launch_has_three_dimensions():
 def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch):
     """Of a first call only constants stay in memory; a later call hands over the addresses of its own tensors."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    compiled, handed = Mock(), []
+    compiled, handed, how = Mock(), [], []
 
-    def launch(function, *rest):
-        *_, pointers, _ = rest
+    def launch(*arguments):
+        *numbers, pointers, _ = arguments
+        how.append([n.value for n in numbers])
         handed.append([ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int64))[0] for pointer in pointers])
 
-    compiled._codelibrary.get_cufunc.return_value.kernel.handle = 0
+    compiled._codelibrary.get_cufunc.return_value.kernel.handle = 11
     monkeypatch.setattr(prepared, "compiled_for", lambda *arguments: compiled)
     monkeypatch.setattr(prepared, "driver", lambda: SimpleNamespace(cuLaunchKernel=launch))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=13))
     q, out, zeros = torch.ones(3), torch.empty(3), torch.zeros(3)
-    launches = [(None, (1,), (q, zeros, out, np.int32(7)), 0)]
+    launches = [(None, (5, 3), (q, zeros, out, np.int32(7)), 99)]
     place = SimpleNamespace(argument=lambda x: x.numpy())
     call = SimpleNamespace(place=place, threads=32, made=[out], launches=launches)
     monkeypatch.setattr(prepared, "constants", [])
@@ -109,6 +135,7 @@ def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch):
     words = 4 + 1 + 2                                               # before the address; it; a shape and a stride
     assert [handed[0][at] for at in range(4, 3 * words, words)] == [other.data_ptr(), constant, answer.data_ptr()]
     assert handed[0][-1] == 7
+    assert how == [[11, 5, 3, 1, 32, 1, 1, 99, 13]]                # function; grid; block; shared memory; stream
 
 
 @on_a_gpu

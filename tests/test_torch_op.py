@@ -11,7 +11,7 @@ from torch.autograd import forward_ad  # noqa: E402
 import cuda_kernels  # noqa: E402, F401  first: it decides whether kernels are simulated
 import fa_ref  # noqa: E402
 import gpu_operator  # noqa: E402
-from cuda_kernels.torch_op import operators, scaled_dot_product_attention  # noqa: E402
+from cuda_kernels.torch_op import func, operators, scaled_dot_product_attention  # noqa: E402
 
 attention = torch.ops.fa_ref.attention
 
@@ -55,13 +55,15 @@ class Doubled(torch.autograd.Function):
         return 2 * gradient
 
 
+@pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [(5, 5), (3, 6), (6, 3)])
-def test_it_stands_in_for_torchs_own(lengths, causal):
+def test_it_stands_in_for_torchs_own(lengths, causal, scale):
     """Values and gradients; is_causal is top-left."""
     ours, torchs = tensors(*lengths, heads=(4, 2)), tensors(*lengths, heads=(4, 2))
-    out = scaled_dot_product_attention(*ours, is_causal=causal, enable_gqa=True)
-    wanted = torch.nn.functional.scaled_dot_product_attention(*torchs, is_causal=causal, enable_gqa=True)
+    how = {"is_causal": causal, "enable_gqa": True, "scale": scale}
+    out = scaled_dot_product_attention(*ours, **how)
+    wanted = torch.nn.functional.scaled_dot_product_attention(*torchs, **how)
     torch.testing.assert_close(out, wanted)
     out.square().sum().backward()
     wanted.square().sum().backward()
@@ -111,6 +113,13 @@ def test_torch_func_takes_gradients():
                   torch.func.grad(loss, (0, 1, 2))(*tensors()),
                   torch.func.vjp(loss, *x)[1](torch.ones((), dtype=torch.float64))):
         assert all(map(torch.equal, found, wanted))
+
+
+def test_torch_func_hands_on_every_option(monkeypatch):
+    told, options = [], (True, 0.3, 2, 1, True)
+    monkeypatch.setattr(func.Attention, "apply", lambda *arguments: told.append(arguments[3:]))
+    func.in_func(None, None, None, *options)
+    assert told == [options]
 
 
 def test_torch_func_maps():
