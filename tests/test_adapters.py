@@ -115,7 +115,7 @@ def test_what_a_plain_function_does_not_take_is_not_asked():
 
 
 def test_sdpa_is_not_bottom_right():
-    report = check(*adapters.sdpa(sdpa, causal="bottom-right"), examples=80)
+    report = check(*adapters.sdpa(sdpa, causal="bottom-right"), examples=200)     # few have the flag and Nq ≠ Nk
     assert failed(report) >= {"equals_the_oracle", "gradients_equal_the_oracles", "the_future_has_no_influence"}
     assert failed(report).isdisjoint(CONDUCT | {"order_of_keys_is_free"})
     for row in report.failures:
