@@ -1,10 +1,10 @@
 """Where the arrays of a call live, and how they reach a kernel and come back: one small class per kind.
 
     Simulated   NumPy arrays and torch tensors on the CPU, in the simulator: kernels work on their memory
-    Copied      the same with a GPU: copied to the device (contiguous) and back
+    Device      anything but torch's with __cuda_array_interface__: no copy, on the default stream; results are Numba's
+                device arrays
+    Copied      NumPy arrays and torch tensors on the CPU, with a GPU: copied to the device (contiguous) and back
     Torch       CUDA tensors: no copy, on torch's current stream; results are tensors that torch allocates
-    Device      anything else with __cuda_array_interface__: no copy, on the default stream; results are Numba's device
-                arrays
 
 A place has its own arrays (NumPy's, Numba's or torch's). `known` is what the checks of `fa_ref` may look at: for device
 memory a stand-in of the same shape and dtype that needs no memory, so that nothing is copied to the host.
@@ -82,29 +82,6 @@ class Simulated:
         return torch_bridge.in_kind(x.astype(dtype, copy=False), self.like)
 
 
-class Copied(Simulated):
-    """Host memory, copied to the device and back."""
-
-    def load(self, x, dtype=None):
-        return upload(super().load(x, dtype))
-
-    def empty(self, shape, dtype, like=None):
-        return cuda.device_array(shape, word_dtype(dtype))
-
-    def full(self, shape, value, dtype):
-        return upload(np.full(shape, value, dtype))
-
-    def spread(self, x, shape):
-        return spread(x, shape)
-
-    def argument(self, x):
-        return x
-
-    def result(self, x, dtype):
-        x = x.copy_to_host()
-        return super().result(x.view(bfloat16) if x.dtype == np.uint16 else x, dtype)
-
-
 class Device:
     """Memory of the device, known by __cuda_array_interface__."""
 
@@ -141,6 +118,23 @@ class Device:
 
     def result(self, x, dtype):
         return x
+
+
+class Copied(Device):
+    """Host memory, copied to the device and back."""
+
+    def __init__(self, like):
+        self.host = Simulated(like)
+
+    def known(self, name, x):
+        return self.host.known(name, x)
+
+    def load(self, x, dtype=None):
+        return upload(self.host.load(x, dtype))
+
+    def result(self, x, dtype):
+        x = x.copy_to_host()
+        return self.host.result(x.view(bfloat16) if x.dtype == np.uint16 else x, dtype)
 
 
 class Torch:

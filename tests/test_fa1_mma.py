@@ -63,19 +63,6 @@ def test_head_dims(d):
 
 
 @slow
-def test_any_strides():
-    """Rows that cannot be copied 16 bytes at a time; the same bits."""
-    p = problem(d=16, Nq=9, Nk=20, heads=(2, 2), causal=True)
-    clean = solved(p)
-    shifted = [np.concatenate([x[..., :1], x], -1)[..., 1:] for x in (p.q, p.k, p.v)]       # by 2 bytes
-    turned = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (p.q, p.k, p.v)]
-    backwards = [np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1] for x in (p.q, p.k, p.v)]
-    for q, k, v in (shifted, turned, backwards):
-        other = solved(p.replace(q=q, k=k, v=v))
-        assert clean.out.tobytes() == other.out.tobytes() and clean.lse.tobytes() == other.lse.tobytes()
-
-
-@slow
 def test_the_number_of_warps_changes_the_last_bits_only():
     """Sums over the keys of a row are put together warp by warp."""
     p = problem(d=16, Nq=9, Nk=90, causal=True)
@@ -149,9 +136,8 @@ def must_not_launch(*arguments, **how):
 
 
 @pytest.mark.parametrize("kernel", ["fa1_mma", "fa2_mma"])
-def test_bad_input_of_both_is_refused_before_anything_runs(kernel, monkeypatch):
+def test_bad_input_of_both_is_refused_before_anything_runs(kernel, monkeypatch, torch):
     """The kernels that take it are named; else the numbers that do not fit."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
     monkeypatch.setattr(launch.Call, "launch", must_not_launch)
     x = np.zeros((1, 2, 4, 8), np.float16)
     single, wide = x.astype(np.float32), np.zeros((1, 1, 4, 257), np.float16)

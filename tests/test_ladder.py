@@ -255,9 +255,8 @@ def test_the_command_without_a_gpu(capsys):
         assert told in capsys.readouterr().err
 
 
-def test_measuring_refuses_a_wrong_answer():
+def test_measuring_refuses_a_wrong_answer(torch):
     """The check of the GPU run, on the host: the truth passes, a key too few does not, nor does an L that is off."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
     q, k, v = (torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(n)).to(torch.bfloat16)
                for n in range(3))
     for causal in (False, True):

@@ -25,11 +25,6 @@ def qkv(dtype=np.float32, N=5, d=3, seed=0):
     return np.random.default_rng(seed).standard_normal((3, 1, 2, N, d)).astype(dtype)
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="torch is not installed")
-
-
 def gradients(q, k, v, **options):
     """backward with a dout of ones; options as there."""
     answer = cuda_kernels.forward(q, k, v)
@@ -343,6 +338,17 @@ def test_cuda_tensors_in_the_simulator(torch):
     meta = cpu.to("meta")
     with pytest.raises(TypeError, match="q must be on cpu or cuda, got a torch tensor on meta"):
         cuda_kernels.forward(meta, meta, meta)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+def test_host_memory_goes_to_the_device_and_back(dtype):
+    x = qkv(dtype)[0].swapaxes(1, 2)
+    copied = places.Copied(x)
+    loaded, back = copied.load(x), copied.result(copied.load(x), dtype)
+    assert copied.known("x", x) is x and back.dtype == dtype and back.tobytes() == x.tobytes()
+    assert loaded.dtype == copied.empty((1,), dtype).dtype == np.dtype(np.uint16 if dtype == bfloat16 else dtype)
+    assert copied.result(copied.load(x, np.float64), np.float32).dtype == np.float32
+    assert copied.full((2,), 3, np.float32).copy_to_host().tolist() == [3, 3]
 
 
 def test_what_the_checks_see_of_device_memory():

@@ -105,9 +105,8 @@ def test_a_launch_has_three_dimensions():
     assert prepared.in_three((7, 5, 3)) == (7, 5, 3)
 
 
-def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch):
+def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch, torch):
     """Of a first call only constants stay in memory; a later call hands over the addresses of its own tensors."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
     compiled, handed, how = Mock(), [], []
 
     def launch(*arguments):

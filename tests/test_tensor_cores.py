@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cuda_kernels
-from tensor_core_problems import dtypes, first_key_outweighs, solved, with_unread_keys
+from tensor_core_problems import dtypes, first_key_outweighs, problem, shifted, slow, solved, with_unread_keys
 
 kernels = pytest.mark.parametrize("kernel", [name for name in cuda_kernels.KERNELS if name not in cuda_kernels.PLAIN])
 
@@ -27,3 +27,26 @@ def test_keys_that_nobody_sees_may_be_anything(kernel, dtype):
     """Zeros stand for them on chip: P is 0 there, and 0 · NaN would be NaN."""
     poisoned, clean = (solved(kernel, p) for p in with_unread_keys(dtype=dtype))
     assert poisoned.out.tobytes() == clean.out.tobytes() and poisoned.lse.tobytes() == clean.lse.tobytes()
+
+
+@slow
+@kernels
+def test_any_strides(kernel):
+    """Rows that cannot be copied 16 bytes at a time, heads inside tokens, rows backwards: the same bits."""
+    p = problem(d=16, Nq=20, Nk=20, heads=(2, 2), causal=True)
+    clean = solved(kernel, p)
+    for laid in (shifted, spread, turned, backwards):
+        other = solved(kernel, p.replace(q=laid(p.q), k=laid(p.k), v=laid(p.v)))
+        assert clean.out.tobytes() == other.out.tobytes() and clean.lse.tobytes() == other.lse.tobytes(), laid
+
+
+def spread(x):
+    return x.repeat(2, -1)[..., ::2]
+
+
+def turned(x):
+    return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
+
+
+def backwards(x):
+    return np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1]

@@ -60,6 +60,6 @@ def flops(case, what="forward"):
     return 2 * PRODUCTS[what] * case.B * case.H * case.N * case.N * case.d // (2 if case.causal else 1)
 
 
-def plain_bytes(case, what="forward"):
+def plain_bytes(case, what):
     """What standard attention needs for its scores at least: enough to know that it cannot fit."""
     return SCORE_BYTES[what] * case.B * case.H * case.N * case.N
