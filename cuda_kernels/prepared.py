@@ -20,6 +20,7 @@ from cuda_kernels.switch import driver
 
 MOST = 1000                                                         # kinds of calls that are kept
 ADDRESS = 4                                                         # where in the description of an array it stands
+NO_CONTEXT = 201                                                    # what the driver says then
 known = {}
 constants = []                                                      # of calls ever kept, one number each: a CUDA graph
                                                                     # may read them when the call is forgotten
@@ -102,6 +103,8 @@ class Launch:
         arrays = [call.place.argument(x) if hasattr(x, "data_ptr") else x for x in arguments]
         self.compiled = compiled_for(kernel, call.threads, arrays)
         function = int(self.compiled._codelibrary.get_cufunc().kernel.handle)
+        self.context = ctypes.c_void_p()
+        driver().cuCtxGetCurrent(ctypes.byref(self.context))
         self.launch = partial(driver().cuLaunchKernel, ctypes.c_void_p(function),
                               *map(ctypes.c_uint, (*in_three(grid), *in_three([call.threads]), shared)))
         # As Numba hands an array to a kernel: two pointers of its own, elements, bytes of one, address, shape, strides.
@@ -124,6 +127,9 @@ class Launch:
         for place, index in self.places:
             self.words[place] = addresses[index]
         error = self.launch(stream, self.pointers, None)
+        if error == NO_CONTEXT:                                     # nobody has used the GPU in this thread before
+            driver().cuCtxSetCurrent(self.context)
+            error = self.launch(stream, self.pointers, None)
         if error:
             raise RuntimeError(f"the launch failed with error {error} of the CUDA driver")
 

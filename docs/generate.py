@@ -240,7 +240,7 @@ def backward_texts(run):
     parts = {"targets": [bench_tables.where(run), tabled(bench_tables.judged(run))],
              "ratios": [tabled(bench_tables.ratios(run)), bench_tables.grouped(run)],
              "deterministic": [tabled(bench_tables.deterministic(run))], "peers": [tabled(bench_tables.peers(run))],
-             "resources": [tabled(bench_tables.resources(run))]}
+             "overhead": [tabled(bench_tables.overhead(run))], "resources": [tabled(bench_tables.resources(run))]}
     return {f"backward-{name}": "\n\n".join(filter(None, texts)) for name, texts in parts.items()}
 
 

@@ -1,6 +1,7 @@
-"""The kernels on CUDA tensors: streams, kinds of arrays, what is refused, determinism, large offsets."""
+"""The kernels on CUDA tensors: streams, threads, kinds of arrays, what is refused, determinism, large offsets."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from gpu_arrays import DEVICE, KERNELS, ON_TENSOR_CORES, PLAIN, large_problem, o
 def streams(report):
     """On torch's current stream, asynchronously: kernels wait for what was queued there before, the caller does not."""
     rows(report, "another stream", on_another_stream, KERNELS)
+    rows(report, "another thread of the host", in_another_thread, KERNELS)
 
 
 def on_another_stream(kernel):
@@ -42,6 +44,27 @@ def on_another_stream(kernel):
         assert (x is None and y is None) or torch.equal(x, y)
     assert returned < 0.05, f"forward came back after {returned:.3f} s: it has waited"
     return f"equal; forward came back after {1e3 * returned:.1f} ms"
+
+
+def in_another_thread(kernel):
+    """A call that was made before is the first thing that a new thread asks of the GPU."""
+    import torch
+
+    x = [torch.randn(1, 2, 100, 64, device="cuda", dtype=torch.float32 if kernel in PLAIN else torch.float16)
+         for _ in range(4)]
+
+    def results():
+        out, lse = cuda_kernels.forward(*x[:3], kernel=kernel)
+        grads = cuda_kernels.backward(x[3], *x[:3], out, lse, kernel=kernel, deterministic=True)[:3] if (
+            kernel in WITH_BACKWARD) else ()
+        return out, lse, *grads
+
+    first = results()
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as thread:
+        other = thread.submit(results).result()
+    assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    return f"the same bits, {len(first)} results"
 
 
 def kinds(report):

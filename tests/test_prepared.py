@@ -116,7 +116,7 @@ def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch, torch):
 
     compiled._codelibrary.get_cufunc.return_value.kernel.handle = 11
     monkeypatch.setattr(prepared, "compiled_for", lambda *arguments: compiled)
-    monkeypatch.setattr(prepared, "driver", lambda: SimpleNamespace(cuLaunchKernel=launch))
+    monkeypatch.setattr(prepared, "driver", lambda: SimpleNamespace(cuLaunchKernel=launch, cuCtxGetCurrent=Mock()))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=13))
     q, out, zeros = torch.ones(3), torch.empty(3), torch.zeros(3)
     launches = [(None, (5, 3), (q, zeros, out, np.int32(7)), 99)]
@@ -135,6 +135,24 @@ def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch, torch):
     assert [handed[0][at] for at in range(4, 3 * words, words)] == [other.data_ptr(), constant, answer.data_ptr()]
     assert handed[0][-1] == 7
     assert how == [[11, 5, 3, 1, 32, 1, 1, 99, 13]]                # function; grid; block; shared memory; stream
+
+
+@pytest.mark.parametrize(("answers", "tries"), [([0], 1), ([201, 0], 2), ([201, 201], 2), ([700], 1)])
+def test_a_thread_without_a_context_gets_the_one_of_the_first_call(monkeypatch, answers, tries):
+    """201 is CUDA_ERROR_INVALID_CONTEXT; any other error, and a second one, is told."""
+    driver, compiled = Mock(), Mock()
+    compiled._codelibrary.get_cufunc.return_value.kernel.handle = 11
+    driver.cuLaunchKernel.side_effect = answers
+    monkeypatch.setattr(prepared, "compiled_for", lambda *arguments: compiled)
+    monkeypatch.setattr(prepared, "driver", lambda: driver)
+    launch = prepared.Launch(SimpleNamespace(place=None, threads=32), [], None, (1,), (np.int32(7),), 0)
+    if answers[-1]:
+        with pytest.raises(RuntimeError, match=f"error {answers[-1]}"):
+            launch([], ctypes.c_void_p(0))
+    else:
+        launch([], ctypes.c_void_p(0))
+    assert driver.cuLaunchKernel.call_count == tries
+    assert [c.args for c in driver.cuCtxSetCurrent.call_args_list] == [(launch.context,)] * (tries - 1)
 
 
 @on_a_gpu
