@@ -266,7 +266,10 @@ def test_a_run_from_the_command_to_the_page(least, by_loops, monkeypatch, tmp_pa
     assert [x["peer"] for x in record["cells"]] == [OURS, DETERMINISTIC, *peers.BACKENDS]
     assert DETERMINISTIC in record["memory"][0]
     assert list(record["overhead"]) == ["torch", OURS, DETERMINISTIC, OURS + targets.IN_GRAPH]
-    assert len(generate.backward_texts(record)) == 5
+    texts = generate.backward_texts(record)
+    assert list(texts) == [f"backward-{name}" for name in ("targets", "ratios", "deterministic", "peers", "overhead",
+                                                           "resources")]
+    assert OURS + targets.IN_GRAPH in texts["backward-overhead"]
 
 
 # --- what it is held against ----------------------------------------------------------------------------------
