@@ -20,7 +20,7 @@ from cuda_kernels.switch import driver
 
 MOST = 1000                                                         # kinds of calls that are kept
 ADDRESS = 4                                                         # where in the description of an array it stands
-NO_CONTEXT = 201                                                    # what the driver says then
+NO_CONTEXT = 201                                                    # the driver's error where a thread has none yet
 known = {}
 constants = []                                                      # of calls ever kept, one number each: a CUDA graph
                                                                     # may read them when the call is forgotten
@@ -103,7 +103,7 @@ class Launch:
         arrays = [call.place.argument(x) if hasattr(x, "data_ptr") else x for x in arguments]
         self.compiled = compiled_for(kernel, call.threads, arrays)
         function = int(self.compiled._codelibrary.get_cufunc().kernel.handle)
-        self.context = ctypes.c_void_p()
+        self.context = ctypes.c_void_p()                            # of the device, the same in all threads
         driver().cuCtxGetCurrent(ctypes.byref(self.context))
         self.launch = partial(driver().cuLaunchKernel, ctypes.c_void_p(function),
                               *map(ctypes.c_uint, (*in_three(grid), *in_three([call.threads]), shared)))

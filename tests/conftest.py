@@ -17,12 +17,6 @@ settings.register_profile("thorough", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 
-@pytest.fixture
-def torch():
-    """torch, for tests of files that do without it elsewhere."""
-    return pytest.importorskip("torch", reason="torch is not installed")
-
-
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
     """The folder of the site, built once. It builds without a warning."""

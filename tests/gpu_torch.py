@@ -11,7 +11,8 @@ from gpu_arrays import DEVICE, KERNELS, ON_TENSOR_CORES, PLAIN, large_problem, o
 
 
 def streams(report):
-    """On torch's current stream, asynchronously: kernels wait for what was queued there before, the caller does not."""
+    """On torch's current stream, asynchronously: kernels wait for what was queued there before, the caller does not.
+    And in any thread of the host."""
     rows(report, "another stream", on_another_stream, KERNELS)
     rows(report, "another thread of the host", in_another_thread, KERNELS)
 

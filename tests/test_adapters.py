@@ -5,14 +5,13 @@ import re
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import fa_ref
 from fa_ref import varlen
 from fa_ref.testing import Recipe, adapters, check, oracle
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
-from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
-from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -73,7 +73,6 @@ def line_of(printed, name):
 @pytest.mark.parametrize("options", [[], ["--causal", "top-left"], ["--causal", "none", "--no-gradients"],
                                      ["--dtypes", "float64,float16"]])
 def test_torchs_attention_passes(capsys, options):
-    pytest.importorskip("torch", reason="torch is not installed")
     code, printed = run(capsys, *SDPA, "--examples", "15", *options)
     assert code == 0, printed
     assert "ok" in line_of(printed, "equals_the_oracle") and "15" in line_of(printed, "equals_the_oracle")
@@ -83,7 +82,6 @@ def test_torchs_attention_passes(capsys, options):
 
 
 def test_a_failure_is_told_and_its_line_replays_it(capsys):
-    pytest.importorskip("torch", reason="torch is not installed")
     wrong = [*SDPA, "--causal", "bottom-right"]
     code, printed = run(capsys, *wrong, "--property", "equals_the_oracle")
     assert code == 1 and "failed" in line_of(printed, "equals_the_oracle")

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from ml_dtypes import bfloat16
 
 import cuda_kernels
@@ -136,7 +137,7 @@ def must_not_launch(*arguments, **how):
 
 
 @pytest.mark.parametrize("kernel", ["fa1_mma", "fa2_mma"])
-def test_bad_input_of_both_is_refused_before_anything_runs(kernel, monkeypatch, torch):
+def test_bad_input_of_both_is_refused_before_anything_runs(kernel, monkeypatch):
     """The kernels that take it are named; else the numbers that do not fit."""
     monkeypatch.setattr(launch.Call, "launch", must_not_launch)
     x = np.zeros((1, 2, 4, 8), np.float16)

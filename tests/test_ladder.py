@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from ml_dtypes import bfloat16
 
 import cuda_kernels
@@ -255,7 +256,7 @@ def test_the_command_without_a_gpu(capsys):
         assert told in capsys.readouterr().err
 
 
-def test_measuring_refuses_a_wrong_answer(torch):
+def test_measuring_refuses_a_wrong_answer():
     """The check of the GPU run, on the host: the truth passes, a key too few does not, nor does an L that is off."""
     q, k, v = (torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(n)).to(torch.bfloat16)
                for n in range(3))

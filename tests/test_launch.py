@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
+import torch
 from ml_dtypes import bfloat16
 
 import cuda_kernels
@@ -165,7 +166,7 @@ def test_any_strides(kernel, view, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_torch_tensors_of_the_cpu(dtype, torch):
+def test_torch_tensors_of_the_cpu(dtype):
     numpy_dtype = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     host = [*qkv(numpy_dtype), qkv(numpy_dtype, seed=1)[0]]
     mask = np.tri(5, dtype=bool)
@@ -188,7 +189,7 @@ def test_torch_tensors_of_the_cpu(dtype, torch):
 
 
 @pytest.fixture
-def tensors_as_on_a_gpu(monkeypatch, torch):
+def tensors_as_on_a_gpu(monkeypatch):
     """The way of CUDA tensors, walked with tensors of the CPU: only the last step, to a kernel's argument, differs."""
 
     class Stand(places.Torch):
@@ -321,7 +322,7 @@ def test_device_memory_in_the_simulator():
 
 
 @simulated
-def test_cuda_tensors_in_the_simulator(torch):
+def test_cuda_tensors_in_the_simulator():
     """A tensor that says it is on a GPU; there is none here."""
 
     class Claimed(torch.Tensor):
@@ -512,7 +513,7 @@ def test_a_kernel_is_made_once():
     assert fa2.make_forward.cache_info().misses == 4
 
 
-def test_results_lie_in_memory_as_their_arguments_do(torch):
+def test_results_lie_in_memory_as_their_arguments_do():
     x = torch.zeros(2, 3, 4, 8, dtype=torch.float16)
     by_token = torch.zeros(2, 4, 3, 8).transpose(1, 2)
     assert arrays.empty_as(x, (2, 3, 4, 5), dtype=torch.float32).is_contiguous()
@@ -520,7 +521,7 @@ def test_results_lie_in_memory_as_their_arguments_do(torch):
     assert found.shape == (2, 3, 4, 5) and found.dtype == torch.float16 and found.transpose(1, 2).is_contiguous()
 
 
-def test_an_infinite_lse_on_a_device_is_refused_unless_nobody_may_wait(monkeypatch, torch):
+def test_an_infinite_lse_on_a_device_is_refused_unless_nobody_may_wait(monkeypatch):
     capturing, lse = [False], torch.zeros(1, 2, 3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     lse[0, 0, 1] = -torch.inf
@@ -532,7 +533,7 @@ def test_an_infinite_lse_on_a_device_is_refused_unless_nobody_may_wait(monkeypat
     arrays.refuse_infinite_lse_on_device(lse)
 
 
-def test_rows_on_a_device_must_lie_side_by_side(monkeypatch, torch):
+def test_rows_on_a_device_must_lie_side_by_side(monkeypatch):
     """Only kernels on tensor cores ask, of every array that they copy by rows; one channel has no neighbour."""
     x, asked = torch.zeros(1, 2, 4, 8), []
     monkeypatch.setattr(arrays, "on_device", lambda name, x: True)

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 import cuda_kernels
 from cuda_kernels import fa2, fa2_mma, heads, prepared
@@ -105,7 +106,7 @@ def test_a_launch_has_three_dimensions():
     assert prepared.in_three((7, 5, 3)) == (7, 5, 3)
 
 
-def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch, torch):
+def test_what_is_kept_holds_no_tensor_of_a_caller(monkeypatch):
     """Of a first call only constants stay in memory; a later call hands over the addresses of its own tensors."""
     compiled, handed, how = Mock(), [], []
 
@@ -158,8 +159,6 @@ def test_a_thread_without_a_context_gets_the_one_of_the_first_call(monkeypatch, 
 @on_a_gpu
 @pytest.mark.gpu
 def test_a_grid_of_two_dimensions():
-    import torch
-
     prepared.known.clear()
     q, k, v = (torch.randn(2, 3, 100, 64, device="cuda", dtype=torch.float16) for _ in range(3))
     first, again = (cuda_kernels.forward(q, k, v, kernel="fa1_mma") for _ in range(2))
@@ -170,8 +169,6 @@ def test_a_grid_of_two_dimensions():
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [59, 64])
 def test_a_prepared_call_is_the_first_one_again(d):
-    import torch
-
     prepared.known.clear()
     q, k, v = (torch.randn(2, 3, 100, d, device="cuda", dtype=torch.float16) for _ in range(3))
     first = cuda_kernels.forward(q, k, v, kernel="fa2_mma", causal=True)
@@ -187,8 +184,6 @@ def test_a_prepared_call_is_the_first_one_again(d):
 @on_a_gpu
 @pytest.mark.gpu
 def test_a_prepared_call_follows_streams_and_can_be_captured():
-    import torch
-
     q, k, v = (torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     first = cuda_kernels.forward(q, k, v, kernel="fa2_mma")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -209,8 +204,6 @@ def test_a_prepared_call_follows_streams_and_can_be_captured():
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("with_dlse", [False, True])
 def test_a_prepared_backward_pass_is_the_first_one_again(deterministic, with_dlse):
-    import torch
-
     q, k, v, dout = (torch.randn(2, 3, 100, 64, device="cuda", dtype=torch.float16) for _ in range(4))
     out, lse = cuda_kernels.forward(q, k, v, kernel="fa2_mma", causal=True)
     dlse = torch.randn_like(lse) if with_dlse else None

@@ -3,15 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.autograd import forward_ad
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from torch.autograd import forward_ad  # noqa: E402
-
-import cuda_kernels  # noqa: E402, F401  first: it decides whether kernels are simulated
-import fa_ref  # noqa: E402
-import gpu_operator  # noqa: E402
-from cuda_kernels.torch_op import func, operators, scaled_dot_product_attention  # noqa: E402
+import cuda_kernels  # noqa: F401  first: it decides whether kernels are simulated
+import fa_ref
+import gpu_operator
+from cuda_kernels.torch_op import func, operators, scaled_dot_product_attention
 
 attention = torch.ops.fa_ref.attention
 

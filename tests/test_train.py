@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-import cuda_kernels  # noqa: E402
-from cuda_kernels import train  # noqa: E402
-from cuda_kernels.train import attentions, curves, data, measure, show, sizes, speed, targets  # noqa: E402
-from cuda_kernels.train.attentions import ATTENTIONS, eager, ours  # noqa: E402
-from cuda_kernels.train.model import GPT  # noqa: E402
-from cuda_kernels.train.sizes import Size  # noqa: E402
+import cuda_kernels
+from cuda_kernels import train
+from cuda_kernels.train import attentions, curves, data, measure, show, sizes, speed, targets
+from cuda_kernels.train.attentions import ATTENTIONS, eager, ours
+from cuda_kernels.train.model import GPT
+from cuda_kernels.train.sizes import Size
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
