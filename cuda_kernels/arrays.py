@@ -12,7 +12,6 @@ from numba import cuda
 
 from cuda_kernels.switch import SIMULATED
 from fa_ref import torch_bridge
-from fa_ref.inputs import refuse_infinite_lse
 
 
 def on_device(name, x):
@@ -84,14 +83,9 @@ def word_dtype(dtype):
     return np.dtype("uint16") if dtype == bfloat16 else np.dtype(dtype)
 
 
-def refuse_infinite_lse_on_device(lse):
-    """ValueError for a CUDA tensor lse with +inf in it, which others write for rows that see no key.
-
-    This waits for the device, so it is for calls that wait for a compiler anyway. While a CUDA graph is recorded nobody
-    may wait, and nothing is looked at.
-    """
-    torch = sys.modules["torch"]
-    if not torch.cuda.is_current_stream_capturing():
-        where = torch.isposinf(lse).nonzero()[:1].tolist()
-        if where:
-            refuse_infinite_lse(tuple(where[0]))
+def may_be_read(x, waits):
+    """May the numbers of x be looked at? On the host always, on the device if the call waits anyway, and never while a
+    CUDA graph is recorded: nobody may wait then."""
+    if not on_device("array", x):
+        return True
+    return waits and not sys.modules["torch"].cuda.is_current_stream_capturing()

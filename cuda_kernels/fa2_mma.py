@@ -9,9 +9,9 @@ lanes (`ptx/matrices.py`). A row belongs to four lanes, a quad: of every 8 of it
     block       1 to 8 warps; warp w has the rows w·R … w·R + R − 1 of the tile, R = 16 or 32: one or two slabs of 16
     lanes       of each slab the rows lane // 4 and lane // 4 + 8; of every 8 keys or channels the two from lane % 4 · 2
     on chip     shared by the warps: Qi, and places for one or two Kj and Vj; a lane's own, in registers: S, P, acc, m,
-                l, alpha
+                l, alpha, and as much of Qi as fits: what stays there is not read from shared memory for every tile
     barriers    1 per tile of keys: the tile is there, and everybody is done with the one before; another one if there
-                is a single place for Kj and Vj
+                is a single place for Kj and Vj; 1 before the first tile if a part of Qi is taken to registers
     shuffles    2 per row and tile of keys, for the maximum; 2 at the end, for the sum, which can wait: it is linear
     in memory   Qi is read once, K and V by every block that sees them, ahead of time; O and L are written once, O by
                 way of Qi's place on chip: lanes hold pairs of it, and memory wants 16 bytes at a time
@@ -49,6 +49,7 @@ from cuda_kernels.tensor_cores import LN_2, LOG2_E, NARROW, SLAB, WARPS
 __all__ = ["WARPS", "backward", "forward", "make_forward", "plan", "plan_backward", "shared_bytes"]
 
 FEW_CHANNELS, FEW_KEYS = 64, 512                                    # problems for which three small blocks at once pay
+REGISTERS = 176                                                     # of a lane, for S, acc and what stays of Qi
 
 
 def buffers(d):
@@ -72,7 +73,9 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
     slabs, rows = R // SLAB, R // 8                                 # of a warp; of a lane
     keys, channels = Bc // 8, width // 8                            # products side by side, in S and in acc
     S_size, P_size, acc_size = slabs * keys * 4, slabs * keys * 2, slabs * channels * 4
-    a_size = width // PRODUCT * slabs * 4
+    steps = width // PRODUCT                                        # of a sum over channels, 16 at a time
+    a_size, room = steps * slabs * 4, REGISTERS - S_size - acc_size
+    held = 0 if blocks > 1 else max(0, min(steps, room // (slabs * 4)))     # the steps whose part of Qi stays
     ahead = buffers(d) == 2                                         # does a whole tile come while one is used?
     K_at, V_at = Br * width, (Br + Bc) * width                      # where Kj, Vj begin
     stage = 2 * Bc * width if ahead else 0                          # how far on those of odd j do
@@ -98,8 +101,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
         S = cuda.local.array(S_size, wide)
         P = cuda.local.array(P_size, types.uint32)                  # pairs
         acc = cuda.local.array(acc_size, wide)
-        a = cuda.local.array(a_size, types.uint32)                  # left factors of S, kept for every k: only loops
-                                                                    # that index a thread's own array get unrolled
+        a = cuda.local.array(a_size, types.uint32)                  # left factors of S, for every k: so loops unroll
         m = cuda.local.array(rows, wide)                            # the same in all lanes of a quad
         l = cuda.local.array(rows, wide)                            # of the lane's own keys
         alpha = cuda.local.array(rows, wide)
@@ -117,6 +119,15 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
             l[n] = zero
         for e in range(acc_size):
             acc[e] = zero
+        # the rows that this lane names when the warp loads a left factor: see ptx/matrices.py
+        Q_row = cell(w * R + lane % 16, lane // 16)
+        if held > 0 and low < high:
+            ptx.wait_copies(0)
+            cuda.syncthreads()                                      # Qi is there
+            for k in range(held):
+                for s in range(slabs):
+                    e = (k * slabs + s) * 4
+                    a[e], a[e + 1], a[e + 2], a[e + 3] = ptx.ldmatrix_x4(tile, further(Q_row, 2 * k) + s * SLAB * width)
 
         for j in range(first, last):
             col0 = j * Bc                                           # first key of the tile
@@ -135,10 +146,9 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
             # (4) scores, which lack the scale
             for e in range(S_size):
                 S[e] = zero
-            # the rows that this lane names when the warp loads a left factor, and two right ones: see ptx/matrices.py
-            Q_row, K_row = cell(w * R + lane % 16, lane // 16), Kj + cell(lane // 16 * 8 + lane % 8, lane // 8 % 2)
-            for k in range(width // PRODUCT):                       # 16 channels at a time
-                for s in range(slabs):
+            K_row = Kj + cell(lane // 16 * 8 + lane % 8, lane // 8 % 2)     # the row it names for two right factors
+            for k in range(steps):
+                for s in range(slabs if k >= held else 0):
                     e = (k * slabs + s) * 4
                     a[e], a[e + 1], a[e + 2], a[e + 3] = ptx.ldmatrix_x4(tile, further(Q_row, 2 * k) + s * SLAB * width)
                 for y in range(0, keys, 2):

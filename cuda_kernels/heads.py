@@ -8,8 +8,10 @@ from cuda_kernels import arrays, fa1, fa1_mma, fa1_warps, fa2, fa2_mma, fa2_warp
 from cuda_kernels.launch import Call, check_grid, check_threads, limits
 from cuda_kernels.switch import check_still
 from fa_ref import inputs
-from fa_ref.heads import Forward, Gradients
+from fa_ref.base_two import refuse_base_two
+from fa_ref.heads import Forward, Gradients, head_rule
 from fa_ref.options import check_choice, check_flag, check_options
+from fa_ref.torch_bridge import to_numpy
 
 KERNELS = {"standard": standard, "fa1": fa1, "fa2": fa2, "fa1_warps": fa1_warps, "fa2_warps": fa2_warps,
            "fa1_mma": fa1_mma, "fa2_mma": fa2_mma}
@@ -84,9 +86,9 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
     the other kernels, and all gradients but dq, are deterministic in any case. On tensor cores block_q and block_k are
     multiples of 32.
 
-    In device memory that is not torch's, lse, dlse and sink must have the accumulator dtype. An lse of +inf is refused
-    in host arrays; in CUDA tensors only by kernels on tensor cores, in their first call of a kind; elsewhere in device
-    memory it is not noticed.
+    In device memory that is not torch's, lse, dlse and sink must have the accumulator dtype. An lse of another
+    convention, with +inf or in base 2, is refused in host arrays; in CUDA tensors only by kernels on tensor cores, in
+    their first call of a kind; elsewhere in device memory it is not noticed.
     """
     core = KERNELS[check_choice("kernel", kernel, KERNELS)]
     if kernel not in WITH_BACKWARD:
@@ -110,9 +112,10 @@ def backward(dout, q, k, v, out, lse, *, kernel="fa2", threads=None, determinist
         B, Hq, Hkv, Nq, Nk, d, dv = call.sizes
         inputs.check_belongs("dout", place.known("dout", dout), (B, Hq, Nq, dv), call.dtype)
         inputs.check_belongs("out", place.known("out", out), (B, Hq, Nq, dv), call.dtype)
-        inputs.check_lse(place.known("lse", lse), (B, Hq, Nq), call.wide)
-        if key:                                                     # such a call waits once, for its kernels too
-            arrays.refuse_infinite_lse_on_device(lse)
+        inputs.check_statistics("lse", place.known("lse", lse), (B, Hq, Nq), call.wide)
+        if arrays.may_be_read(lse, waits=bool(key)):                # such a call waits once, for its kernels too
+            lse_read = inputs.check_lse(to_numpy("lse", lse), (B, Hq, Nq), call.wide)
+            refuse_base_two(q, k, v, out, lse_read, call.options.sink, partial(head_rule, call.sizes, call.options))
         if dlse is not None:
             inputs.check_statistics("dlse", place.known("dlse", dlse), (B, Hq, Nq), call.wide)
 

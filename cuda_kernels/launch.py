@@ -146,7 +146,8 @@ class Call:
 
     def __init__(self, place, sizes, dtype, options, mask, threads, block_q, block_k, bytes_of, what,
                  dynamic=False):
-        self.place, self.sizes, self.dtype, self.threads = place, sizes, np.dtype(dtype), threads
+        self.place, self.sizes, self.options = place, sizes, options
+        self.dtype, self.threads = np.dtype(dtype), threads
         self.wide = accumulator(dtype)
         self.card = limits()
         if dtype == bfloat16 and self.card.capability < (8, 0):

@@ -67,25 +67,25 @@ def functions(d, warps, narrow, aligned, width=None):
     width, nothing = width or padded(d), np.float32(0)
     cell, further = places(width)
     chunks, threads = width // CHUNK, warps * WARP
-    at_once = threads // chunks                                     # rows that are loaded at once …
-    by_all = threads % chunks == 0                                  # … by all threads?
+    side = math.gcd(chunks, WARP)                                   # of a row, so many are copied side by side; …
+    pieces, at_once = chunks // side, threads // side               # … of so many rows at once, all threads take part
 
     @cuda.jit(device=True, forceinline=True)
     def load(tile, at, size, X, b, h, row0, low, high, t):
         """Begin to load a tile of `size` rows of X[b, h], from row0 on, to tile[at …]; zeros for rows that are not
         among low … high − 1."""
-        r0, c = t // chunks, t % chunks
+        r0, c0 = t // side, t % side
         first = row0 + r0                                           # added first: so the compiler steps from row to row
-        if aligned and d == width and by_all and size % at_once == 0 and low <= row0 and row0 + size <= high:
-            for n in range(size // at_once):                        # nothing to leave out, in nearly every tile
-                r = r0 + n * at_once
-                ptx.copy_async(tile, at + cell(r, c), X, (b, h, first + n * at_once, c * CHUNK), CHUNK)
+        if aligned and d == width and size % at_once == 0 and low <= row0 and row0 + size <= high:
+            for n in range(size // at_once * pieces):               # nothing to leave out, in nearly every tile
+                step, c = n // pieces * at_once, c0 + n % pieces * side
+                ptx.copy_async(tile, at + cell(r0 + step, c), X, (b, h, first + step, c * CHUNK), CHUNK)
         else:
-            for n in range((size + at_once - 1) // at_once):
-                r = r0 + n * at_once
-                row = first + n * at_once
+            for n in range((size + at_once - 1) // at_once * pieces):
+                step, c = n // pieces * at_once, c0 + n % pieces * side
+                r, row = r0 + step, first + step
                 inside = low <= row < high
-                if (by_all or r0 < at_once) and (size % at_once == 0 or r < size):
+                if size % at_once == 0 or r < size:
                     if aligned:
                         count = CHUNK if inside and (d == width or c * CHUNK < d) else 0
                         ptx.copy_async(tile, at + cell(r, c), X, (b, h, row if inside else low, c * CHUNK), count)

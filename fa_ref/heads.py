@@ -4,11 +4,13 @@ A query head h uses the key/value head h // (Hq / Hkv), and dK, dV of that head 
 know nothing of any of this; they get one head and its Rule.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from fa_ref import fa1, fa2, fa3, inputs, standard, torch_bridge
+from fa_ref.base_two import refuse_base_two
 from fa_ref.online_softmax import finite_or_zero, merge, nonzero_or_one
 from fa_ref.options import check_choice, check_options
 from fa_ref.scores import Rule
@@ -88,7 +90,8 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
 
     dout (B, Hq, Nq, dv) is the gradient that reaches out, dlse (B, Hq, Nq) the one that reaches lse (None for none).
     out and lse are what `forward` returned for the same q, k, v and options; see there for all of these. dbias is
-    summed to the bias's own shape. Raises as `forward` does, also for a dout, out or lse that does not belong.
+    summed to the bias's own shape. Raises as `forward` does, also for a dout, out or lse that does not belong, and for
+    an lse of another convention: +inf for a row that sees no key, or base 2.
     """
     core = ALGORITHMS[check_choice("algorithm", algorithm, ALGORITHMS)]
     template = q
@@ -105,6 +108,7 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
     options = check_options(
         sizes, q.dtype, scale=scale, causal=causal, window=window, mask=mask, bias=bias, alibi_slopes=alibi_slopes,
         softcap=softcap, sink=sink, block_q=block_q, block_k=block_k, reverse=reverse)
+    refuse_base_two(q, k, v, out, lse, options.sink, partial(head_rule, sizes, options))
 
     dq, dk, dv = (np.zeros(x.shape, wide) for x in (q, k, v))
     dbias = None if bias is None else np.zeros(tuple(bias.shape), wide)

@@ -130,14 +130,15 @@ def test_what_is_refused():
 
 @simulated
 @pytest.mark.parametrize("options", [{}, {"causal": True, "Nq": 50, "Nk": 20}, {"window": (4, 30), "Nk": 70}], ids=str)
-def test_one_place_for_keys_and_values_gives_the_same_bits(options, monkeypatch):
+def test_where_things_lie_on_chip_does_not_change_a_bit(options, monkeypatch):
+    """One place for keys and values or two, Qi in registers or not."""
     p = problem(d=16, **options)
-    bits = []
-    for places in (1, 2):
-        fixed_buffers(places, monkeypatch)
+    bits = set()
+    for places, registers in ((1, 0), (2, 0), (1, 176), (2, 176)):
+        fixed(places, registers, monkeypatch)
         result = holds(p, Bc=16)
-        bits.append(result.out.tobytes() + result.lse.tobytes())
-    assert bits[0] == bits[1]
+        bits.add(result.out.tobytes() + result.lse.tobytes())
+    assert len(bits) == 1
 
 
 @simulated
@@ -157,31 +158,34 @@ def test_short_problems_with_narrow_heads_ask_for_three_blocks_at_once(d, Nk, wa
     assert asked == [blocks]
 
 
-def fixed_buffers(places, monkeypatch):
-    """Whatever the head dim, so many tiles of K and V have a place on chip."""
+def fixed(places, registers, monkeypatch):
+    """Whatever the head dim, so many tiles of K and V have a place on chip; however few the keys are, what has room in
+    so many registers stays of Qi."""
     made_anew = getattr(fa2_mma.make_forward, "__wrapped__", fa2_mma.make_forward)         # no kernel of another time
     monkeypatch.setattr(fa2_mma, "make_forward", made_anew)
     monkeypatch.setattr(fa2_mma, "buffers", lambda d: places)
+    monkeypatch.setattr(fa2_mma, "FEW_KEYS", -1)
+    monkeypatch.setattr(fa2_mma, "REGISTERS", registers)
 
 
 # --- what an audit says ---------------------------------------------------------------------------------------
 
 @simulated
-@pytest.mark.parametrize("places", [1, 2])
-def test_on_chip(places, monkeypatch):
-    """A barrier per tile of keys, two if there is one place for it; of products, loads and shuffles what the docstrings
-    say; and nothing is wrong."""
+@pytest.mark.parametrize(("places", "held"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_on_chip(places, held, monkeypatch):
+    """A barrier per tile of keys, two if there is one place for it, one more if a part of Qi stays in registers; of
+    products, loads and shuffles what the docstrings say; and nothing is wrong."""
     from cuda_kernels import simulator
 
-    fixed_buffers(places, monkeypatch)
+    fixed(places, 16 + 32 + 8 * held, monkeypatch)                              # S, acc, and 8 for each 16 channels
     p, tiles, warps = problem(Nq=64, Nk=40, d=32), 3, 2
     with simulator.audit() as audit:
         judge(p, solved(p, warps=warps, Br=64, Bc=16))
     assert audit.ok, audit
     found, slabs = audit.counts, 2
-    assert found.barriers == (2 if places == 1 else 1) * tiles and found.blocks == 1
+    assert found.barriers == (2 if places == 1 else 1) * tiles + (held > 0) and found.blocks == 1
     assert found.matrix_products == warps * tiles * slabs * (2 * 2 + 4)         # S: 2 × 2 of them, P V: 4, for a slab
-    assert found.matrix_loads == warps * tiles * (2 * (slabs + 1) + 2)
+    assert found.matrix_loads == warps * (held * slabs + tiles * ((2 - held) * slabs + 2 + 2))     # of Q; of K and V
     assert found.shuffles == warps * 2 * slabs * (tiles + 1) * 2
     assert found.shared_writes == 2 * 64 * 32 + tiles * 2 * 16 * 32             # Qi and Oi; Kj and Vj
     assert found.syncwarps == 2 * warps                                         # around Oi
@@ -229,6 +233,8 @@ DISORDER = {
     "first copies not committed": ("fa2_mma", r"(?m)^        ptx.commit_copies\(\)", "        pass"),
     "later copies not committed": ("fa2_mma", r"(?m)^            ptx.commit_copies\(\)", "            pass"),
     "no barrier": ("fa2_mma", r"cuda.syncthreads\(\)", "pass"),
+    "Qi kept before all have it": ("fa2_mma", r"cuda.syncthreads\(\)( +# Qi)", r"pass\1"),
+    "Qi kept before it is there": ("fa2_mma", r"(?m)^ {12}ptx.wait_copies\(0\)(\n.*# Qi)", r"            pass\1"),
     "barrier before the wait": ("fa2_mma", r"(ptx.wait_copies\(0\))\n( +)(cuda.syncthreads\(\))", r"\3\n\2\1"),
     "one buffer for all tiles": ("fa2_mma", r"2 \* Bc \* width if ahead else 0", "0"),
     "Oi stored over a Qi still in use": ("fa2_mma", r" +cuda.syncwarp\(ALL\) +# the warp is done.*\n", ""),
@@ -246,7 +252,8 @@ WRONG_NUMBERS = {
     "written plain, read swizzled": ("swizzled", r"(copy_async\(tile, at \+) cell\(r, c\)", r"\1 r * width + c * 8"),
     "rows past the end copied": ("swizzled", r"inside = low <= row < high", "inside = low <= row"),
     "Kj read where Vj lies": ("fa2_mma", r"V_row = Vj", "V_row = Kj"),
-    "another lane's row of Q": ("fa2_mma", r"lane % 16, lane // 16\), Kj", "lane // 2, lane % 2), Kj"),
+    "another lane's row of Q": ("fa2_mma", r"R \+ lane % 16, lane // 16\)", "R + lane // 2, lane % 2)"),
+    "of Qi not all is kept": ("fa2_mma", r"range\(held\)", "range(held - 1)"),
     "another lane's row of K": ("fa2_mma", r"lane // 16 \* 8 \+ lane % 8, lane // 8 % 2", "lane % 16, lane // 16"),
     "V not transposed": ("fa2_mma", r"ldmatrix_x4_trans", "ldmatrix_x4"),
     "halves of P exchanged": ("fa2_mma", r"pair\(x0, x1\)", "pair(x1, x0)"),
@@ -260,6 +267,7 @@ WRONG_NUMBERS = {
     "never masks": ("fa2_mma", r"if col0 < p_last.*", "if False:"),
     "one tile too few": ("fa2_mma", r"\+ Bc - 1\) // Bc", ") // Bc"),
 }
+KEPT = ("Qi kept before all have it", "Qi kept before it is there", "of Qi not all is kept")    # in registers
 
 
 def planted(where):
@@ -281,6 +289,7 @@ def test_a_planted_fault_is_noticed(fault, monkeypatch):
         fa2_mma.make_forward.cache_clear()
     else:
         monkeypatch.setitem(cuda_kernels.KERNELS, "fa2_mma", copy)
+        copy.FEW_KEYS, copy.REGISTERS = -1, 176 if fault in KEPT else 0
     if fault in ONE_PLACE:
         copy.buffers = lambda d: 1
     p = planted(where)

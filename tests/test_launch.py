@@ -521,16 +521,15 @@ def test_results_lie_in_memory_as_their_arguments_do():
     assert found.shape == (2, 3, 4, 5) and found.dtype == torch.float16 and found.transpose(1, 2).is_contiguous()
 
 
-def test_an_infinite_lse_on_a_device_is_refused_unless_nobody_may_wait(monkeypatch):
-    capturing, lse = [False], torch.zeros(1, 2, 3)
+def test_numbers_on_a_device_are_looked_at_only_by_calls_that_wait(monkeypatch):
+    capturing, there = [False], [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    lse[0, 0, 1] = -torch.inf
-    arrays.refuse_infinite_lse_on_device(lse)
-    lse[0, 1, 2] = torch.inf
-    with pytest.raises(ValueError, match=r"lse is \+inf at \(0, 1, 2\); a row that sees no key has lse = -inf here"):
-        arrays.refuse_infinite_lse_on_device(lse)
-    capturing[0] = True
-    arrays.refuse_infinite_lse_on_device(lse)
+    monkeypatch.setattr(arrays, "on_device", lambda name, x: there[0])
+    assert arrays.may_be_read(torch.zeros(1), waits=True) and not arrays.may_be_read(torch.zeros(1), waits=False)
+    capturing[0] = True                                             # a CUDA graph is recorded: nobody may wait
+    assert not arrays.may_be_read(torch.zeros(1), waits=True)
+    there[0] = False
+    assert arrays.may_be_read(torch.zeros(1), waits=False)
 
 
 def test_rows_on_a_device_must_lie_side_by_side(monkeypatch):

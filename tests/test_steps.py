@@ -95,5 +95,5 @@ def test_the_docstring_says_grid_memory_and_barriers(path):
 @pytest.mark.parametrize("path", KERNEL_FILES, ids=lambda path: path.name)
 def test_no_fastmath_and_short_files(path):
     """With fast maths the guards of empty rows are optimised away (m == -inf is never true)."""
-    text = path.read_text(encoding="utf-8")
-    assert "fastmath" not in text and len(text.split("\n")) < 260
+    _, docstring, code = path.read_text(encoding="utf-8").split('"""', maxsplit=2)
+    assert "fastmath" not in code and len(code.split("\n")) <= 240 and len(docstring.split("\n")) < 50

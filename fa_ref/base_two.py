@@ -1,0 +1,55 @@
+"""Is an lse in base 2? Kernels elsewhere keep log₂ of the sum of exponentials, and in finite numbers nothing shows it.
+
+A few rows tell: those whose lse is largest. What belongs to them is computed once more, from q, k and v. If lse is in
+base 2, lse · ln 2 comes out, and so does out. The first alone would not do: where keys are spread over machines,
+`backward` gets some of the keys and the lse of all of them, and any ratio may be there by chance. But then out, too, is
+that of all keys.
+"""
+
+import math
+
+import numpy as np
+
+from fa_ref.scores import PARTIAL
+from fa_ref.torch_bridge import to_numpy
+
+MOST = 8                                                # rows to look at
+LEAST = 1.0                                             # an lse smaller than this, in magnitude, says little
+CLOSE_LSE, CLOSE_OUT = 5e-4, 0.1                        # how far from what is expected, relative to it
+
+
+def refuse_base_two(q, k, v, out, lse, sink, rule_of):
+    """ValueError for an lse (B, Hq, Nq) in base 2; it names a row and both numbers.
+
+    q, k, v, out as in `heads.forward`, NumPy's or torch's, of which only what a few rows need is read. lse: a NumPy
+    array. sink (Hq,) or None. rule_of(b, h) is the Rule of a query head.
+    """
+    rows = telling_rows(lse)
+    for b, h, i in rows:
+        g = h // (q.shape[1] // k.shape[1])
+        wanted = q[b, h, i:i + 1], k[b, g], v[b, g], out[b, h, i]
+        Q, K, V, O = (to_numpy("array", x).astype(np.float64) for x in wanted)
+        L, expected = row_of(Q, K, V, rule_of(b, h), i, -np.inf if sink is None else sink[h])
+        if not (math.isclose(lse[b, h, i] * math.log(2), L, rel_tol=CLOSE_LSE)
+                and np.abs(O - expected).max() <= CLOSE_OUT * np.abs(expected).max()):
+            return
+    if rows:
+        raise ValueError(f"lse is in base 2: {lse[b, h, i]:.6g} at {(b, h, i)}, where the natural logarithm is "
+                         f"{L:.6g}; lse · ln 2 will do")
+
+
+def telling_rows(lse):
+    """[(b, h, i)] of at most MOST finite entries of lse, those of least magnitude first; none below LEAST."""
+    size = np.where(np.isfinite(lse), np.abs(lse), 0).ravel()
+    largest = np.argsort(size, kind="stable")[-MOST:]
+    return [tuple(int(n) for n in np.unravel_index(at, lse.shape)) for at in largest if size[at] >= LEAST]
+
+
+def row_of(Qi, K, V, rule, i, sink):
+    """(lse, out) of query i in float64: Qi (1, d), K (Nk, d), V (Nk, dv); sink: a number, −inf for none."""
+    row, cols = slice(i, i + 1), slice(0, len(K))
+    seen = rule.visible(row, cols).T
+    K, V = np.where(seen, K, 0), np.where(seen, V, 0)   # hidden keys may hold anything
+    scores = rule.scores(Qi, K, row, cols, PARTIAL)[0]
+    L = np.logaddexp.reduce(np.append(scores, sink))
+    return L, np.exp(scores - L) @ V

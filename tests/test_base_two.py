@@ -1,0 +1,110 @@
+"""An lse in base 2 is refused, whatever the options; a natural one never, not even that of keys which are elsewhere."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from ml_dtypes import bfloat16
+
+import cuda_kernels
+import fa_ref
+from fa_ref import varlen
+from fa_ref.base_two import telling_rows
+from fa_ref.online_softmax import merge
+
+LOG2_E = 1 / math.log(2)
+SINK = np.array([0.5, -1.0, 3.0, -np.inf], np.float32)
+OPTIONS = {"plain": {}, "causal": {"causal": True}, "window": {"window": (3, 2)}, "scale": {"scale": -0.7},
+           "softcap": {"softcap": 1.5}, "sink": {"sink": SINK}, "alibi": {"alibi_slopes": SINK[:2].repeat(2)},
+           "bias": {"bias": np.linspace(-3, 2, 7 * 9).reshape(7, 9)}, "mask": {"mask": np.tri(7, 9, 3, dtype=bool)},
+           "fa1": {"algorithm": "fa1"}}
+
+
+def drawn(dtype=np.float32, Nq=7, Nk=9, seed=0):
+    draw = np.random.default_rng(seed).standard_normal
+    return [draw(shape).astype(dtype) for shape in ((2, 4, Nq, 8), (2, 4, Nq, 8), (2, 2, Nk, 8), (2, 2, Nk, 8))]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, bfloat16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_base_two_is_refused_with_any_option(options, dtype):
+    dout, q, k, v = drawn(dtype)
+    out, lse = fa_ref.forward(q, k, v, **options)
+    fa_ref.backward(dout, q, k, v, out, lse, **options)
+    with pytest.raises(ValueError, match=r"lse is in base 2: \S+ at \(\d, \d, \d\), where .* is \S+; lse · ln 2"):
+        fa_ref.backward(dout, q, k, v, out, lse * lse.dtype.type(LOG2_E), **options)
+
+
+def test_both_numbers_are_said():
+    x = np.zeros((1, 1, 1, 2))
+    k = np.zeros((1, 1, 16, 2))
+    with pytest.raises(ValueError, match=r"2: 4 at \(0, 0, 0\), where the natural logarithm is 2\.77259; lse"):
+        fa_ref.backward(x, x, k, k, x, np.full((1, 1, 1), 4.0))
+
+
+@pytest.mark.parametrize("kernel", cuda_kernels.WITH_BACKWARD)
+def test_kernels_refuse_it_in_arrays_of_the_host(kernel):
+    dout, q, k, v = drawn(np.float16)
+    out, lse = cuda_kernels.forward(q, k, v, kernel=kernel, causal=True)
+    with pytest.raises(ValueError, match="lse is in base 2"):
+        cuda_kernels.backward(dout, q, k, v, out, lse * np.float32(LOG2_E), kernel=kernel, causal=True)
+    with pytest.raises(ValueError, match="lse is in base 2"):
+        cuda_kernels.backward(*map(torch.from_numpy, (dout, q, k, v, out, lse * np.float32(LOG2_E))), kernel=kernel,
+                              causal=True)
+    cuda_kernels.backward(dout, q, k, v, out, lse, kernel=kernel, causal=True)
+
+
+def test_packed_sequences_refuse_it():
+    dout, q, k, v = (x[0] for x in drawn())
+    lengths = [0, 0, 3, 7], [0, 2, 4, 9]
+    out, lse = varlen.forward(q, k, v, *lengths)
+    varlen.backward(dout, q, k, v, out, lse, *lengths)
+    with pytest.raises(ValueError, match="lse is in base 2"):
+        varlen.backward(dout, q, k, v, out, lse * np.float32(LOG2_E), *lengths)
+
+
+def test_hidden_keys_may_hold_anything():
+    dout, q, k, v = drawn()
+    k[:, :, 5:], v[:, :, 5:] = np.nan, np.inf
+    mask = np.arange(9) < 5
+    out, lse = fa_ref.forward(q, k, v, mask=mask)
+    with pytest.raises(ValueError, match="lse is in base 2"):
+        fa_ref.backward(dout, q, k, v, out, lse * np.float32(LOG2_E), mask=mask)
+
+
+# --- not refused ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("here", [1, 4, 25, 128])
+def test_some_of_the_keys_with_the_lse_of_all(here, seed):
+    """128 of 1,097 keys, scores of zero: the ratio of the two lse is ln 2, up to 5e-5. But out is that of all keys."""
+    assert math.isclose(math.log(128) / math.log(1097), math.log(2), rel_tol=5e-5)
+    dout, q, k, v = drawn(Nq=3, Nk=1097, seed=seed)
+    for queries in (q * 0, q):
+        parts = [fa_ref.forward(queries, k[:, :, cut], v[:, :, cut]) for cut in (slice(0, here), slice(here, None))]
+        out, lse = merge(*parts[0], *parts[1])
+        whole = fa_ref.backward(dout, queries, k, v, out, lse)
+        part = fa_ref.backward(dout, queries, k[:, :, :here], v[:, :, :here], out, lse)
+        np.testing.assert_allclose(part.dv, whole.dv[:, :, :here], rtol=1e-4, atol=1e-6)
+
+
+def test_a_small_lse_or_none_says_nothing():
+    """Below 1 in magnitude, for rows that see no key, for no rows at all."""
+    dout, q, k, v = drawn(Nk=1)
+    out, lse = fa_ref.forward(q * 0, k, v)
+    assert not lse.any()
+    fa_ref.backward(dout, q * 0, k, v, out, lse)
+    out, lse = fa_ref.forward(q, k, v, mask=np.zeros(1, bool))
+    fa_ref.backward(dout, q, k, v, out, lse * np.float32(LOG2_E), mask=np.zeros(1, bool))
+    x = np.zeros((1, 1, 0, 2))
+    fa_ref.backward(x, x, x, x, x, x[..., 0])
+
+
+def test_the_rows_that_tell_are_those_with_the_largest_lse():
+    lse = np.full((2, 3, 5), 0.5)
+    assert telling_rows(lse) == []
+    lse[0, 1, 2], lse[1, 2, 4], lse[1, 0, 0], lse[0, 0, 0] = -7, 3, np.nan, -np.inf
+    assert telling_rows(lse) == [(1, 2, 4), (0, 1, 2)]
+    assert telling_rows(np.arange(1.0, 41).reshape(2, 4, 5)) == [(1, 2, n) for n in (2, 3, 4)] + [
+        (1, 3, n) for n in range(5)]
