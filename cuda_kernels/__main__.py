@@ -1,4 +1,4 @@
-"""The commands: `python -m cuda_kernels tour | debug | play | counts | speed | bench | tiles | ladder | train`."""
+"""The commands: `python -m cuda_kernels NAME`, with a NAME of COMMANDS."""
 
 import importlib
 import sys
@@ -12,13 +12,15 @@ COMMANDS = {
     "counts": "split-K against split-Q: barriers, shuffles and shared memory of fa1_warps and fa2_warps",
     "speed": "what the simulator costs, beside Numba's own",
     "bench": "how fast the kernels on tensor cores are on this GPU, beside torch's attention (options: bench --help)",
+    "profile": "what these kernels wait for, as the hardware counts it: Nsight Compute (options: profile --help)",
     "tiles": "the backward pass on tensor cores with tiles of other shapes, timed on a GPU (options: tiles --help)",
     "ladder": "nine kernels on tensor cores, one idea apart, timed on a GPU (options: ladder --help)",
     "train": "a small GPT trained with our attention, with torch's and with standard attention (options: train --help)",
 }
-MODULES = {"play": "cuda_kernels.player", "speed": "cuda_kernels.simulator.speed", "tiles": "cuda_kernels.bench.tiles",
+MODULES = {"play": "cuda_kernels.player", "speed": "cuda_kernels.simulator.speed",
+           "profile": "cuda_kernels.bench.profile", "tiles": "cuda_kernels.bench.tiles",
            "ladder": "cuda_kernels.ladder.measure"}             # the others: cuda_kernels.NAME
-WITH_OPTIONS = ("debug", "play", "bench", "tiles", "ladder", "train")
+WITH_OPTIONS = ("debug", "play", "bench", "profile", "tiles", "ladder", "train")
 ONLY_SIMULATED = ("play", "counts", "speed")
 
 
@@ -29,7 +31,7 @@ def main(argv):
         asked = name in ("-h", "--help") or options in (["-h"], ["--help"])
         if name and name not in COMMANDS and not asked:
             print(f"there is no command {name!r}", file=sys.stderr)
-        print("usage: python -m cuda_kernels COMMAND", *(f"  {known:6} {told}" for known, told in COMMANDS.items()),
+        print("usage: python -m cuda_kernels COMMAND", *(f"  {known:7} {told}" for known, told in COMMANDS.items()),
               sep="\n", file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2
     if name in ONLY_SIMULATED and not cuda_kernels.SIMULATED:

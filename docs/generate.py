@@ -13,6 +13,7 @@
     python docs/generate.py sanitize FILE       verification: what `make sanitize` saved
     python docs/generate.py performance FILE    performance and README: what `python -m cuda_kernels bench` saved
     python docs/generate.py backward FILE       performance and README: the same with --backward
+    python docs/generate.py profile FILE        performance: what python -m cuda_kernels profile saved
     python docs/generate.py tiles FILE          performance: what python -m cuda_kernels tiles saved
     python docs/generate.py ladder FILE         performance: what `python -m cuda_kernels ladder` saved
     python docs/generate.py training FILE       performance: what `python -m cuda_kernels train` saved
@@ -39,6 +40,7 @@ import training_picture
 
 import cuda_kernels.registered  # noqa: F401  enters the kernels
 from cuda_kernels import counts
+from cuda_kernels.bench import profile as bench_profile
 from cuda_kernels.bench import targets
 from cuda_kernels.bench import tiles as bench_tiles
 from cuda_kernels.ladder import table as ladder_table
@@ -209,6 +211,13 @@ def tiles(file):
     marks.fill(ROOT / "docs" / "performance.md", "backward-tiles", f"{bench_tables.where(run)}\n\n{table}")
 
 
+def profile(file):
+    """What kernels wait for, from the JSON file of `python -m cuda_kernels profile --save`."""
+    run = json.loads(Path(file).read_text(encoding="utf-8"))
+    table = markdown(bench_profile.HEAD, bench_profile.table(run["rows"]), numbers=bench_profile.NUMBERS)
+    marks.fill(ROOT / "docs" / "performance.md", "profile", f"{bench_tables.where(run)}\n\n{table}")
+
+
 def of_pass(what, file):
     """What the benchmark has saved. ValueError if it has measured the other pass."""
     run = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -305,8 +314,8 @@ def markdown(head, rows, numbers=()):
 if __name__ == "__main__":
     commands = {"coverage": coverage, "kit": kit, "bench": bench, "papers": papers, "claims": claims.write,
                 "warps": warps, "instructions": instructions, "planted": planted, "gpu": gpu, "dram": dram,
-                "sanitize": sanitize, "performance": performance, "backward": backward, "tiles": tiles,
-                "ladder": ladder, "training": training}
+                "sanitize": sanitize, "performance": performance, "backward": backward, "profile": profile,
+                "tiles": tiles, "ladder": ladder, "training": training}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])

@@ -8,11 +8,8 @@ blocks read the same tiles at the same time and the L2 cache serves all but the 
 """
 
 import argparse
-import csv
-import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +18,7 @@ os.environ.setdefault("FA_REF_CUDA", "gpu")
 import numpy as np
 
 import cuda_kernels
+from cuda_kernels.bench import ncu
 from fa_ref import fa1, fa2, standard
 from fa_ref.ledger import Ledger
 from fa_ref.scores import Rule
@@ -46,16 +44,11 @@ def launch_all():
 
 
 def measured():
-    """[{name of METRICS: bytes}] of the cases."""
-    run = subprocess.run(
-        ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", "--kernel-name",
-         "regex:forward", "--metrics", ",".join(METRICS.values()), sys.executable, __file__, "--launch"],
-        capture_output=True, text=True, check=False)
-    table = run.stdout[run.stdout.find('"ID"'):]
-    rows = [row for row in csv.DictReader(io.StringIO(table)) if row["ID"]]     # the first row after the head: units
+    """[{metric: bytes}] of the cases."""
+    rows = ncu.counted([sys.executable, __file__, "--launch"], METRICS.values(), "forward")
     if len(rows) != len(CASES):
-        sys.exit(f"ncu saw {len(rows)} launches, not {len(CASES)}:\n{run.stdout[-3000:]}{run.stderr[-3000:]}")
-    return [{name: float(row[metric].replace(",", "")) for name, metric in METRICS.items()} for row in rows]
+        sys.exit(f"ncu saw {len(rows)} launches, not {len(CASES)}: {rows}")
+    return rows
 
 
 def predicted(kernel, N):
@@ -85,6 +78,7 @@ def main():
     for (kernel, heads, N), found in zip(CASES, measured(), strict=True):
         read, write = predicted(kernel, N) * heads
         least = 4 * heads * N * D * 4                               # Q, K, V, O once
+        found = {name: found[metric] for name, metric in METRICS.items()}
         rows.append((kernel, heads, N, read, write, *found.values(), least))
         print(f"{kernel:9}{heads:4} × {N:6}   ledger {read / 1e9:8.3f} + {write / 1e9:7.3f}   asked for "
               f"{found['asked read'] / 1e9:8.3f} + {found['asked write'] / 1e9:7.3f}   HBM "

@@ -190,7 +190,19 @@ def test_a_tiny_problem_is_measured_in_the_simulator():
     for name in ("fa2_mma", "math", "flash"):
         assert found[name]["ms"] > 0 and found[name]["rounds"] >= 5 and found[name]["error"] <= found[name]["allowed"]
     assert "ms" not in found["cudnn"] and found["cudnn"]["why"]
+    assert found["math"]["beside"]["fa2_mma"] > 0 and "beside" not in found["flash"]
     json.dumps(cells)
+
+
+def test_a_ratio_is_of_rounds_that_both_were_in():
+    """Standard attention is timed in turns with ours, in rounds of their own; the clock may have changed meanwhile."""
+    case = Case(1, 8, 8, targets.PLAIN_N, 64, False)
+    cells = [cell(case, "fa2_mma", 2.0), cell(case, "flash", 3.0),
+             cell(case, "math", 20.0) | {"beside": {"fa2_mma": 1.0}}]
+    row = targets.by_case(cells)[case]
+    speeds = [targets.speed(row), targets.speed(row, peer="math"), targets.speed(row, "flash", "math")]
+    assert speeds == [1.5, 20, 20 / 3]
+    assert targets.plain(targets.by_case(cells)).found.startswith("least 20.0 ×")
 
 
 @simulated

@@ -4,7 +4,7 @@
     kernels     the names of ours
     cells       one for each problem (case) and peer: ms (median), spread (how far apart the middle half of the rounds
                 is, as a part of the median), rounds, mb (MiB) beyond the inputs, error and allowed (see `truth`,
-                `gradients`); or why there is none
+                `gradients`); or why there is none. beside: what ours took in the rounds of its own that a peer had
     overhead    {peer: microseconds of the host for each call}
     memory      [{N, peer: mb}] of one batch entry: what grows with N
     resources   what a block of each kernel that ran takes of a multiprocessor
@@ -23,10 +23,11 @@ import torch
 from cuda_kernels.bench import backward, forward, peers, resources
 from cuda_kernels.bench.clock import host_microseconds
 from cuda_kernels.bench.grid import Case, plain_bytes
+from cuda_kernels.bench.targets import OURS
 
 BUDGET_MS, FEWEST, MOST = 500, 5, 100                               # of all rounds of one problem; how many rounds
 PASSES = {which.NAME: which for which in (forward, backward)}
-SLOW = "math"                                                       # standard attention: has rounds of its own
+SLOW = "math"                                                       # standard attention
 FA1 = "fa1_mma"                                                     # for comparison, where it is at its best
 FA1_DIMS = (64, 128)
 OVERHEAD = Case(1, 8, 8, 128, 64, False)
@@ -50,11 +51,20 @@ def cells(case, device, kernels, budget_ms=BUDGET_MS, which=forward):
         cell |= {"mb": mb, "error": error, "allowed": allowed}
         runnable[name] = prepare
         del out                                                     # the next one's memory is counted
-    for names in ([name for name in runnable if name != SLOW], [name for name in runnable if name == SLOW]):
-        for name, times in zip(names, timed(device, [runnable[name]() for name in names], budget_ms), strict=True):
-            low, middle, high = statistics.quantiles(times, n=4)
-            found[name] |= {"ms": middle, "spread": (high - low) / middle, "rounds": len(times)}
+    fast = [name for name in runnable if name != SLOW]
+    for name, times in zip(fast, timed(device, [runnable[name]() for name in fast], budget_ms), strict=True):
+        found[name] |= summary(times)
+    if SLOW in runnable:                                            # has rounds of its own, in turns with ours
+        ours = [name for name in runnable if name == OURS]
+        *beside, times = timed(device, [runnable[name]() for name in [*ours, SLOW]], budget_ms)
+        found[SLOW] |= summary(times) | {"beside": dict(zip(ours, map(statistics.median, beside), strict=True))}
     return list(found.values())
+
+
+def summary(times):
+    """The median, how far apart the middle half is, and how many there are."""
+    low, middle, high = statistics.quantiles(times, n=4)
+    return {"ms": middle, "spread": (high - low) / middle, "rounds": len(times)}
 
 
 def first_call(prepare, device):

@@ -39,8 +39,10 @@ def by_case(cells):
 
 
 def speed(row, ours=OURS, peer=PEER):
-    """How many times as fast as a peer we are, in a row of `by_case`; None where either has no time."""
-    a, b = (row.get(name, {}).get("ms") for name in (peer, ours))
+    """How many times as fast as a peer we are, in a row of `by_case`, in rounds that both were in; None where either
+    has no time."""
+    theirs = row.get(peer, {})
+    a, b = theirs.get("ms"), theirs.get("beside", {}).get(ours, row.get(ours, {}).get("ms"))
     return a / b if a and b else None
 
 
