@@ -49,7 +49,7 @@ from cuda_kernels.tensor_cores import LN_2, LOG2_E, NARROW, SLAB, WARPS
 __all__ = ["WARPS", "backward", "forward", "make_forward", "plan", "plan_backward", "shared_bytes"]
 
 FEW_CHANNELS, FEW_KEYS = 64, 512                                    # problems for which three small blocks at once pay
-REGISTERS = 176                                                     # of a lane, for S, acc and what stays of Qi
+REGISTERS = 176                         # of a lane, for S, acc and what stays of Qi: with more the compiler would spill
 
 
 def buffers(d):
@@ -148,7 +148,7 @@ def make_forward(R, warps, Bc, d, dtype, positive, aligned, blocks=1):
                 S[e] = zero
             K_row = Kj + cell(lane // 16 * 8 + lane % 8, lane // 8 % 2)     # the row it names for two right factors
             for k in range(steps):
-                for s in range(slabs if k >= held else 0):
+                for s in range(slabs if k >= held else 0):          # of the first `held` steps a has it all
                     e = (k * slabs + s) * 4
                     a[e], a[e + 1], a[e + 2], a[e + 3] = ptx.ldmatrix_x4(tile, further(Q_row, 2 * k) + s * SLAB * width)
                 for y in range(0, keys, 2):

@@ -13,6 +13,7 @@ PRINTED = '''==PROF== Connected to process 7 (/usr/bin/python3)
 "","","","byte","%"
 "0","7","fa2_mma::forward[v1](Array)","1,234,567","0.5"
 "1","7","void flash_fwd_kernel<x, y>(params)","8","12.25"
+==WARNING== clocks were not locked
 '''
 
 
@@ -51,6 +52,12 @@ def test_no_launch_is_an_error_with_what_was_printed(program, text):
     assert text in str(told.value) and "told" in str(told.value)
 
 
+def test_what_cannot_be_counted_is_an_error(program):
+    program(PRINTED.replace("12.25", "n/a"))
+    with pytest.raises(RuntimeError, match=r"cannot count all of a\.sum, b\.avg here.*n/a"):
+        ncu.counted(["python"], ["a.sum", "b.avg"], "forward")
+
+
 def of_all(number=1.0):
     """What `ncu.counted` would return for the launches of `cases`."""
     return [{"kernel": "flash_bwd" if who == profile.PEER else "fa2_mma"} | dict.fromkeys(profile.METRICS, number)
@@ -82,7 +89,9 @@ def test_what_the_command_says_without_a_gpu_or_counters(monkeypatch, tmp_path, 
     assert "there is no folder" in capsys.readouterr().err
     monkeypatch.setattr(profile, "unable", lambda command: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert profile.main([]) == 2 and "profile needs Nsight Compute, ncu, and" in capsys.readouterr().out
+    assert profile.main([]) == 2 and "there is no program ncu" in capsys.readouterr().out
+    monkeypatch.setattr(ncu, "counted", lambda *given: of_all()[1:])
+    assert profile.main([]) == 2 and "has seen other launches" in capsys.readouterr().out
 
 
 def test_what_is_measured_is_kept(monkeypatch, tmp_path, capsys):

@@ -130,10 +130,11 @@ def test_lanes_name_what_the_kernel_says():
     for name, (code, rows, chunks, trans) in drawn.NAMED.items():
         found = eval(f"({code})", {"lane": np.arange(32)})
         assert np.array_equal(found[0], rows) and np.array_equal(found[1], chunks)
-        row = {"Qi": f"Q_row, K_row = cell(w * R + {code}), ", "Kj": f", Kj + cell({code})", "Vj": f"Vj + cell({code})"}
+        row = {"Qi": f"Q_row = cell(w * R + {code})\n", "Kj": f"K_row = Kj + cell({code}) ", "Vj": f"Vj + cell({code})"}
         assert row[name] in SOURCE
         loads = re.findall(rf"ptx\.(ldmatrix_x4\w*)\(tile, further\({name[0]}_row", SOURCE)
-        assert loads == ["ldmatrix_x4_trans" if trans else "ldmatrix_x4"]
+        times = 2 if name == "Qi" else 1                            # before the first tile, and for every tile
+        assert loads == ["ldmatrix_x4_trans" if trans else "ldmatrix_x4"] * times
 
 
 def test_a_lane_gets_the_pair_that_is_drawn():

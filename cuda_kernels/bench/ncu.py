@@ -13,14 +13,17 @@ def counted(command, metrics, kernels):
     """[{"kernel": its name, metric: number}] of every launch that the command makes of kernels with such names.
 
     command: a list of words. metrics: names of Nsight Compute. kernels: a regular expression. RuntimeError, with what
-    was printed, if nothing was counted; FileNotFoundError if there is no ncu.
+    was printed, if nothing was counted, or not everything; FileNotFoundError if there is no ncu.
     """
     run = subprocess.run(
         ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", "--kernel-name",
          f"regex:{kernels}", "--metrics", ",".join(metrics), *command], capture_output=True, text=True, check=False)
-    rows = list(csv.DictReader(io.StringIO(run.stdout[run.stdout.find('"ID"'):])))
-    launches = [row for row in rows if row.get("ID")]               # the first row after the head holds units
+    rows = csv.DictReader(io.StringIO(run.stdout[run.stdout.find('"ID"'):]))
+    launches = [row for row in rows if (row.get("ID") or "").isdigit()]         # a row of units is none, nor a warning
     if not launches:
         raise RuntimeError(f"Nsight Compute has counted nothing:\n{run.stdout[-3000:]}{run.stderr[-3000:]}")
-    return [{"kernel": row["Kernel Name"]} | {metric: float(row[metric].replace(",", "")) for metric in metrics}
-            for row in launches]
+    try:
+        return [{"kernel": row["Kernel Name"]} | {metric: float(row[metric].replace(",", "")) for metric in metrics}
+                for row in launches]
+    except ValueError as problem:                                   # "n/a"
+        raise RuntimeError(f"Nsight Compute cannot count all of {', '.join(metrics)} here: {problem}") from None

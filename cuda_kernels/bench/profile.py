@@ -1,6 +1,6 @@
 """What the kernels on tensor cores wait for, ours and torch's FLASH, as the hardware counts it: Nsight Compute.
 
-    python -m cuda_kernels profile                          a minute or two on a GPU
+    python -m cuda_kernels profile                          a minute on a GPU
     python -m cuda_kernels profile --save profile.json      kept for `python docs/generate.py profile`
 
 Two kinds of counts. How busy are the parts of a multiprocessor: one that is busy nearly all the time is what bounds a
@@ -90,8 +90,11 @@ def main(argv=None):
 
     try:
         rows = measured()
-    except (FileNotFoundError, RuntimeError) as problem:
-        print(f"profile needs Nsight Compute, ncu, and counters that it may read: {problem}")
+    except FileNotFoundError:
+        print("profile needs Nsight Compute: there is no program ncu")
+        return 2
+    except RuntimeError as problem:
+        print(problem)
         return 2
     record = {"on": measure.machine(), "pass": "forward and backward", "N": LENGTH, "rows": rows}
     if options.save:

@@ -39,8 +39,8 @@ def by_case(cells):
 
 
 def speed(row, ours=OURS, peer=PEER):
-    """How many times as fast as a peer we are, in a row of `by_case`, in rounds that both were in; None where either
-    has no time."""
+    """How many times as fast as a peer we are, in a row of `by_case`; None where either has no time. If the peer had
+    rounds of its own with ours, those count."""
     theirs = row.get(peer, {})
     a, b = theirs.get("ms"), theirs.get("beside", {}).get(ours, row.get(ours, {}).get("ms"))
     return a / b if a and b else None
@@ -108,7 +108,10 @@ def plain(cases):
     if not speeds:
         return Target(what, NOT_MEASURED, None)
     worst = min(speeds, key=speeds.get)
-    return Target(what, f"least {speeds[worst]:.1f} × with d = {worst.d}, {worst.kind}", speeds[worst] >= TO_PLAIN)
+    row, told = cases[worst], f"least {speeds[worst]:.1f} × with d = {worst.d}, {worst.kind}"
+    if "beside" in row["math"]:
+        told += f" ({row['math']['ms'] / row[OURS]['ms']:.1f} × by what {OURS} takes among the fast ones)"
+    return Target(what, told, speeds[worst] >= TO_PLAIN)
 
 
 def overhead(found):
