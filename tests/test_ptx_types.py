@@ -65,14 +65,16 @@ def test_every_barrier_is_there(compiled):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["float16 64", "bfloat16 64", "bfloat16 64 3 blocks", "bfloat16 128", "bfloat16 256"])
 def test_tensor_cores(compiled, name):
-    """One barrier, or two with one place for K and V; no local memory; all products of P and V written out, of Q and K
-    those of some channels at least (a loop over channels may stay a loop: it indexes nothing of the lane's own)."""
+    """One barrier, or two with one place for K and V, and one more where a part of Qi stays in registers; no local
+    memory; all products of P and V written out, of Q and K those of some channels at least (a loop over channels may
+    stay a loop: it indexes nothing of the lane's own)."""
     facts = compiled[f"fa2_mma {name}"]
     d = int(name.split()[1])
     slabs = 1 if d == 256 else 2
     of_scores = facts["products"] - slabs * (64 // 16) * (d // 8)
     assert of_scores >= slabs * 8 and of_scores % (slabs * 8) == 0
-    assert facts["barriers"] == (2 if d == 256 else 1) and facts["local"] is False and facts["copies"] > 0
+    stays = d != 128 and "3 blocks" not in name
+    assert facts["barriers"] == (2 if d == 256 else 1) + stays and facts["local"] is False and facts["copies"] > 0
     assert facts["shared"] == 0                                     # it is asked for at the launch
 
 
