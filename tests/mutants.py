@@ -39,9 +39,9 @@ from mutator import Mutant, mutants
 ROOT = Path(__file__).parent.parent
 MODULES = ("scores", "online_softmax", "standard", "fa1", "fa2", "fa3", "fp8", "fa3_fp8", "heads", "varlen")
 TESTS = ("test_scores.py", "test_online_softmax.py", "test_cores.py", "test_fa3.py", "test_fp8.py", "test_fa3_fp8.py",
-         "test_heads.py", "test_varlen.py", "test_ledger.py", "test_costs.py", "test_torch_bridge.py",
-         "test_inputs.py", "test_cases.py", "test_kit.py::test_standard", "test_kit.py::test_fa1",
-         "test_kit.py::test_fa2", "test_kit.py::test_fa3")
+         "test_heads.py", "test_base_two.py", "test_varlen.py", "test_ledger.py", "test_costs.py",
+         "test_torch_bridge.py", "test_inputs.py", "test_cases.py", "test_kit.py::test_standard",
+         "test_kit.py::test_fa1", "test_kit.py::test_fa2", "test_kit.py::test_fa3")
 RECIPES = (
     "Nq=3 Nk=4 d=2 gradients=True block_q=2 block_k=3",
     "Nq=5 Nk=7 d=3 dv=2 causal=True gradients=True dlse=True block_q=2 block_k=3 reverse=True",
