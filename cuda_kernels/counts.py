@@ -101,9 +101,7 @@ def table(**sizes):
 
 def show(**warps):
     """Print the table; warps=(1, 4) only of these numbers."""
-    shown = tabled(*HEAD, right=range(1, 8))
-    for row in table(**warps):
-        shown.add_row(*row)
+    shown = tabled(*HEAD, right=range(1, 8), rows=table(**warps))
     console.print("One block, a tile of 16 queries and one of 32 keys, d = dv = 16, counted while it ran:\n", shown)
 
 

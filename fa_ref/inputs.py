@@ -114,13 +114,9 @@ def check_lse(lse, shape, wide):
     """As check_statistics; +inf, which others write for rows that see no key, is refused."""
     lse = check_statistics("lse", lse, shape, wide)
     if np.isposinf(lse).any():
-        refuse_infinite_lse(tuple(int(n) for n in np.argwhere(np.isposinf(lse))[0]))
+        where = tuple(int(n) for n in np.argwhere(np.isposinf(lse))[0])
+        raise ValueError(f"lse is +inf at {where}; a row that sees no key has lse = -inf here, not +inf")
     return lse
-
-
-def refuse_infinite_lse(where):
-    """ValueError: there it is +inf."""
-    raise ValueError(f"lse is +inf at {where}; a row that sees no key has lse = -inf here, not +inf")
 
 
 # --- packed sequences -----------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from rich.table import Table
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
-def tabled(*columns, right=(), **how):
-    """An empty table; `right` lists the columns of numbers, how is rich's."""
+def tabled(*columns, right=(), rows=(), **how):
+    """A table of these rows, lines of cells; `right` lists the columns of numbers, how is rich's."""
     table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold", **how)
     for column in right:
         table.columns[column].justify = "right"
+    for row in rows:
+        table.add_row(*row)
     return table

@@ -26,9 +26,8 @@ BACKWARD = tuple(name for name in ON_TENSOR_CORES if name in cuda_kernels.WITH_B
 
 def parsed(argv=None):
     """(options, cases). A kernel, head dim or length that is none ends the program, with 2 and its name."""
-    parser = argparse.ArgumentParser(prog="python -m cuda_kernels bench", description=__doc__.splitlines()[0])
+    parser = parser_of("bench", __doc__)
     parser.add_argument("--backward", action="store_true", help="the backward pass, in place of the forward pass")
-    parser.add_argument("--save", metavar="FILE", type=Path, help="write everything as JSON")
     parser.add_argument("--quick", action="store_true", help="two lengths, two head dims")
     parser.add_argument("--dims", type=numbers, metavar="D,D,…", help=f"head dims {listed(grid.DIMS)}")
     parser.add_argument("--seqlens", type=numbers, metavar="N,N,…", help=f"lengths {listed(grid.LENGTHS)}")
@@ -50,12 +49,25 @@ def parsed(argv=None):
         parser.error(f"--{problem}")
 
 
+def parser_of(name, doc):
+    """The parser of a command that measures, which can be told to save what it finds; doc: that of its module."""
+    parser = argparse.ArgumentParser(prog=f"python -m cuda_kernels {name}", description=doc.splitlines()[0])
+    parser.add_argument("--save", metavar="FILE", type=Path, help="write everything as JSON, for docs/generate.py")
+    return parser
+
+
 def check_save(parser, path):
     """A file that cannot be written ends the program before anything is measured. None is no file."""
     if path is not None and path.is_dir():
         parser.error(f"--save takes a file, and {path.absolute()} is a folder")
     if path is not None and not path.absolute().parent.is_dir():
         parser.error(f"--save: there is no folder {path.absolute().parent}")
+
+
+def save(path, record):
+    """Write what was measured as JSON, for docs/generate.py; None is no file."""
+    if path is not None:
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def numbers(text):
@@ -86,8 +98,7 @@ def main(argv=None):
             measure.everything(clock.Gpu(at_once=which.AT_ONCE), cases, options.kernels, step=step, which=which,
                                found=record)
     finally:                                                        # of a run that fails, what it has found is kept
-        if options.save:
-            options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+        save(options.save, record)
     show.everything(record)
     return 0 if targets.ok(targets.judged(record)) else 1
 

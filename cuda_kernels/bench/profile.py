@@ -8,12 +8,9 @@ kernel. And what a warp waits for from one of its instructions to the next, on a
 issue itself, and with several warps the waits of one are filled with the work of others.
 """
 
-import argparse
-import json
 import sys
-from pathlib import Path
 
-from cuda_kernels.bench import check_save, ncu, unable
+from cuda_kernels.bench import check_save, ncu, parser_of, save, unable
 from cuda_kernels.bench.grid import DIMS, HIDDEN, TOKENS, Case
 from cuda_kernels.bench.targets import OURS, PEER
 from fa_ref.terminal import console, tabled
@@ -74,8 +71,7 @@ def table(rows):
 
 def main(argv=None):
     """Measure, show, save; returns 0, or 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(prog="python -m cuda_kernels profile", description=__doc__.splitlines()[0])
-    parser.add_argument("--save", metavar="FILE", type=Path, help="write everything as JSON")
+    parser = parser_of("profile", __doc__)
     parser.add_argument("--launch", action="store_true", help="only launch the kernels: what Nsight Compute watches")
     options = parser.parse_args(argv)
     check_save(parser, options.save)
@@ -97,10 +93,6 @@ def main(argv=None):
         print(problem)
         return 2
     record = {"on": measure.machine(), "pass": "forward and backward", "N": LENGTH, "rows": rows}
-    if options.save:
-        options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
-    shown = tabled(*HEAD, right=NUMBERS)
-    for line in table(rows):
-        shown.add_row(*line)
-    console.print(shown)
+    save(options.save, record)
+    console.print(tabled(*HEAD, right=NUMBERS, rows=table(rows)))
     return 0

@@ -7,15 +7,12 @@ Br · Bc numbers of S and of dP, Bc · d of dK and of dV lie in the registers of
 less often, and there is more to do between two barriers; small ones may leave room for a second block.
 """
 
-import argparse
-import json
 import statistics
 from functools import partial
-from pathlib import Path
 
 import cuda_kernels
 from cuda_kernels import prepared, tensor_cores
-from cuda_kernels.bench import check_save, unable
+from cuda_kernels.bench import check_save, parser_of, save, unable
 from cuda_kernels.bench.grid import DIMS, HIDDEN, TOKENS, Case
 from cuda_kernels.swizzled import padded
 from fa_ref.terminal import console, tabled
@@ -88,8 +85,7 @@ def table(rows):
 
 def main(argv=None):
     """Measure, show, save; returns 0, 1 if a gradient is wrong, or 2 where nothing can be measured."""
-    parser = argparse.ArgumentParser(prog="python -m cuda_kernels tiles", description=__doc__.splitlines()[0])
-    parser.add_argument("--save", metavar="FILE", type=Path, help="write everything as JSON")
+    parser = parser_of("tiles", __doc__)
     options = parser.parse_args(argv)
     check_save(parser, options.save)
     why = unable("tiles")
@@ -101,10 +97,6 @@ def main(argv=None):
     with show.progress(sum(len(shapes(d)) for d in DIMS)) as step:
         rows = measured(clock.Gpu(at_once=backward.AT_ONCE), step=step)
     record = {"on": measure.machine(), "pass": "backward", "N": LENGTH, "rows": rows}
-    if options.save:
-        options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
-    shown = tabled(*HEAD, right=NUMBERS)
-    for line in table(rows):
-        shown.add_row(*line)
-    console.print(shown)
+    save(options.save, record)
+    console.print(tabled(*HEAD, right=NUMBERS, rows=table(rows)))
     return 0 if all(row["error"] <= row["allowed"] for row in rows if "why" not in row) else 1

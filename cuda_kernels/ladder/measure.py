@@ -7,19 +7,16 @@ Every rung is checked before it is timed, by the rule of two errors (`fa_ref.tes
 twice that of standard attention in 16 bits. Times are medians, of rounds in which torch's backend has its turn too.
 """
 
-import argparse
-import json
 import math
 import sys
 from datetime import date
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 from rich.progress import Progress
 
-from cuda_kernels.bench import check_save, unable
+from cuda_kernels.bench import check_save, parser_of, save, unable
 from cuda_kernels.ladder import NAMES, run, table
 from cuda_kernels.launch import compiled_for
 from cuda_kernels.switch import SIMULATED
@@ -136,9 +133,7 @@ def compare(out, lse, truth):
 
 def main(argv=None):
     """`python -m cuda_kernels ladder`; returns 2 without a GPU, 1 if a rung is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m cuda_kernels ladder", description=__doc__.splitlines()[0])
-    parser.add_argument("--save", metavar="FILE", type=Path,
-                        help="write the numbers, for python docs/generate.py ladder FILE")
+    parser = parser_of("ladder", __doc__)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--rungs", default=",".join(NAMES), help="some of them, with commas: r0,r3")
     options = parser.parse_args(argv)
@@ -162,7 +157,6 @@ def main(argv=None):
         except ArithmeticError as error:
             print(error, file=sys.stderr)
             return 1
-    if options.save:
-        options.save.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    save(options.save, found)
     table.show(found)
     return 0

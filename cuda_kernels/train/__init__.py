@@ -12,20 +12,15 @@ one call, see `model` and `attentions`.
 Ends with 0 if every target of `targets` that was measured is met, else with 1.
 """
 
-import argparse
-import json
-from pathlib import Path
-
 import cuda_kernels
 from cuda_kernels import switch
-from cuda_kernels.bench import check_save, numbers
+from cuda_kernels.bench import check_save, numbers, parser_of, save
 from cuda_kernels.train import sizes
 
 
 def parsed(argv=None):
     """(options, sizes.Plan). Sizes that do not fit end the program, with 2 and the numbers."""
-    parser = argparse.ArgumentParser(prog="python -m cuda_kernels train", description=__doc__.splitlines()[0])
-    parser.add_argument("--save", metavar="FILE", type=Path, help="write everything as JSON")
+    parser = parser_of("train", __doc__)
     parser.add_argument("--quick", action="store_true", help="one size, fewer layers and steps")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny models (cuda)")
     parser.add_argument("--layers", type=int, metavar="L", help="of every model")
@@ -65,8 +60,7 @@ def main(argv=None):
         print(f"it could not be measured to the end: {str(problem).splitlines()[0]}")
         return 2
     finally:                                                        # of a run that fails, what it has found is kept
-        if options.save:
-            options.save.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+        save(options.save, record)
     show.everything(record)
     return 0 if ok(targets.judged(record)) else 1
 
