@@ -29,16 +29,18 @@ def speed(record):
         size = Size(**row["size"])
         rows += [(size.hidden, size.d, f"{size.N:,}", size.B, NAMES.get(name, name), *numbers(row, name, cell))
                  for name, cell in row["attentions"].items()]
-    head = ["hidden", "d", "N", "batch", "attention", "ms a step", "tokens/s", "× torch FLASH", "peak memory, MiB"]
-    return head, rows, (0, 1, 2, 3, 5, 6, 7, 8)
+    head = ["hidden", "d", "N", "batch", "attention", "ms a step", "tokens/s", "× torch FLASH",
+            "quartiles", "peak memory, MiB"]
+    return head, rows, (0, 1, 2, 3, 5, 6, 7, 8, 9)
 
 
 def numbers(row, name, cell):
     """The columns of one attention."""
     if "ms" not in cell:
-        return cell["why"].replace("|", "/"), "–", "–", "–"
-    times = targets.ratio(row, name)
+        return cell["why"].replace("|", "/"), "–", "–", "–", "–"
+    times, low_high = targets.ratio(row, name), targets.quartiles(row, name)
     return (f"{cell['ms']:.1f}", f"{cell['tokens_per_s']:,.0f}", "–" if times is None else f"{times:.3f} ×",
+            "–" if low_high is None else "–".join(f"{x:.3f}" for x in low_high),
             "–" if cell["mb"] is None else f"{cell['mb']:,.0f}")
 
 

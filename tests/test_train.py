@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -177,12 +178,40 @@ def test_an_attention_without_memory_leaves_its_reason(monkeypatch):
     assert targets.ratio(row, "eager") is None and targets.ratio(row) > 0
 
 
-def test_in_a_round_everybody_has_a_turn_and_the_first_does_not_count():
-    told = []
-    times = speed.timed([lambda steps: told.append(f"a{steps}"), lambda steps: told.append(f"b{steps}")], 3, "cpu")
-    turns = ["".join(told[n:n + 2]) for n in range(0, len(told), 2)]        # a step that does not count, two that do
-    assert len(turns) == 8 and all(sorted(turns[n:n + 2]) == ["a1a2", "b1b2"] for n in range(0, 8, 2))
-    assert [len(found) for found in times] == [3, 3]
+def test_a_round_goes_forwards_and_backwards_and_the_first_does_not_count(monkeypatch):
+    """On a clock that b slows down: a's second turn in a round comes after both of b's."""
+    told, clock = [], [0.0, 1.0]                                    # the time; what a step takes
+
+    def turn(name, slower, steps):
+        told.append(f"{name}{steps}")
+        clock[0] += clock[1] * steps
+        clock[1] *= slower
+
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
+    times = speed.timed([partial(turn, "a", 1), partial(turn, "b", 2 ** 0.5)], 1, "cpu")
+    assert told == 2 * ["a1", "a2", "b1", "b2", "b1", "b2", "a1", "a2"]    # a step that does not count, two that do
+    assert times[0] == [pytest.approx(4 * 1e3 * (1 + 4) / 2)]       # everything is four times slower by then
+    assert times[1] == [pytest.approx(4 * 1e3 * 2 ** 0.5 * (1 + 2) / 2)]
+
+
+def test_standard_attention_has_rounds_of_its_own(monkeypatch):
+    groups = []
+
+    def timed(calls, rounds, device):
+        groups.append(len(calls))
+        return [[1.0] * rounds for _ in calls]
+
+    monkeypatch.setattr(speed, "timed", timed)
+    speed.measured(Size(1, 8, 8, 4, 8), "cpu", 3)
+    assert groups == [2, 1] and speed.together(["flash", "ours"]) == [["flash", "ours"], []]
+
+
+def test_what_slows_a_round_down_slows_both():
+    """Medians of each alone would be 1; of the rounds ours is faster in two of three."""
+    ours, flash = {"rounds": [1.0, 2.0, 3.0]}, {"rounds": [2.0, 3.0, 1.0]}
+    row = {"attentions": {"ours": ours, "flash": flash, "eager": {"why": "no memory"}}}
+    assert targets.ratio(row) == 1.5 and targets.ratio(row, "flash") == 1 and targets.ratio(row, "eager") is None
+    assert targets.quartiles(row) == [pytest.approx(1 / 3), 2] and targets.quartiles(row, "eager") is None
 
 
 # --- what is asked for ----------------------------------------------------------------------------------------
@@ -250,8 +279,8 @@ def test_progress_is_told_as_often_as_announced():
 def on_a_gpu(record, *ratios):
     """The record as if it came from there: a row for each ratio to torch's tokens/s."""
     rows = [{"size": Size(12, 1024, 64, 2048 * 2**n, 16384)._asdict(), "attentions": {
-        "ours": {"ms": 10 / x, "mb": 3.0, "spread": 0.1, "tokens_per_s": 1e6 * x},
-        "flash": {"ms": 10.0, "mb": 3.0, "spread": 0.1, "tokens_per_s": 1e6},
+        "ours": {"rounds": [10 / x] * 3, "ms": 10 / x, "mb": 3.0, "spread": 0.1, "tokens_per_s": 1e6 * x},
+        "flash": {"rounds": [10.0] * 3, "ms": 10.0, "mb": 3.0, "spread": 0.1, "tokens_per_s": 1e6},
         "eager": {"why": "CUDA out of memory. Tried to allocate 8.00 GiB."}}} for n, x in enumerate(ratios)]
     return record | {"device": "cuda", "speed": rows}
 

@@ -22,8 +22,8 @@ def everything(record):
 
 def speed(rows):
     """A line for each size and attention."""
-    table = tabled("layers", "hidden", "d", "B", "N", "attention", "ms", "tokens/s", f"× {targets.PEER}", "peak, MiB",
-                   right=(0, 1, 2, 3, 4, 6, 7, 8, 9))
+    table = tabled("layers", "hidden", "d", "B", "N", "attention", "ms", "tokens/s", f"× {targets.PEER}",
+                   "quartiles", "peak, MiB", right=(0, 1, 2, 3, 4, 6, 7, 8, 9, 10))
     for row in rows:
         size = Size(**row["size"])
         for name, cell in row["attentions"].items():
@@ -35,9 +35,10 @@ def speed(rows):
 def numbers(row, name, cell):
     """The columns of one attention; the reason where it has none."""
     if "ms" not in cell:
-        return cell["why"], "–", "–", "–"
-    times = targets.ratio(row, name)
+        return cell["why"], "–", "–", "–", "–"
+    times, low_high = targets.ratio(row, name), targets.quartiles(row, name)
     return (f"{cell['ms']:.1f}", f"{cell['tokens_per_s']:,.0f}", "–" if times is None else f"{times:.3f}",
+            "–" if low_high is None else "–".join(f"{x:.3f}" for x in low_high),
             "–" if cell["mb"] is None else f"{cell['mb']:,.0f}")
 
 

@@ -45,7 +45,7 @@ def plan(device, quick=False, layers=None, hidden=None, seqlens=None, steps=None
         curve, rounds, known_steps = Size(2, 32, 8, 16, 64), 3, 10 if quick else 40
     else:
         known = {"layers": 12, "hidden": (1024, 2048), "seqlens": (2048, 8192), "tokens": 16384}
-        curve, rounds, known_steps = Size(6, 384, 64, 1024, 16384), 3 if quick else 7, 60 if quick else 400
+        curve, rounds, known_steps = Size(6, 384, 64, 1024, 16384), 3 if quick else 9, 60 if quick else 400
         if quick:
             known |= {"layers": 4, "hidden": (1024,), "seqlens": (2048,)}
     asked = {"layers": layers, "hidden": hidden, "seqlens": seqlens, "tokens": tokens}

@@ -1,9 +1,11 @@
 """Tokens per second and memory of a training step, with each attention in turn.
 
 All share one model, so weights, optimizer and tokens are the same. A turn is a few steps, by the clock, with the GPU
-idle before and after. A step comes first that does not count: large products make a GPU slow down for a while, standard
-attention lets it recover, and nobody shall gain or lose by who came before. For the same reason each round has another
-order. The first round does not count.
+idle before and after, and a step before them that does not count. Each has two turns in a round: the second ones come
+in the opposite order, so that a GPU that slows down meanwhile favours nobody. The first round does not count.
+
+Large products make a GPU slow down for a while, and standard attention, which waits for memory, lets it recover. Who
+comes after it would gain: it has rounds of its own.
 """
 
 import gc
@@ -13,15 +15,18 @@ from functools import partial
 
 import torch
 
-from cuda_kernels.bench.clock import order
 from cuda_kernels.train import data
-from cuda_kernels.train.attentions import ATTENTIONS
+from cuda_kernels.train.attentions import ATTENTIONS, eager
 from cuda_kernels.train.sizes import A_TURN, VOCABULARY, WARM_UP
 from cuda_kernels.train.trainer import Trainer
 
 
 def measured(size, device, rounds, step=lambda what: None):
-    """{"size", "attentions": {name: {"ms" of a step, "spread", "tokens_per_s", "mb" (MiB, at the peak)} or "why"}}."""
+    """{"size", "attentions": {name: {…} or {"why"}}}: what is known of a step with each attention, or why nothing is.
+
+    "rounds" milliseconds of each round, "ms" their median, "tokens_per_s" of that, "spread" of the middle half of them
+    to the median, "mb" MiB at the peak, None on a CPU.
+    """
     trainer, tokens = Trainer(size, VOCABULARY, device), data.random(size, VOCABULARY, device)
     found, turns = {}, {}
     for name, attention in ATTENTIONS.items():
@@ -36,11 +41,17 @@ def measured(size, device, rounds, step=lambda what: None):
         else:
             turns[name] = partial(several, trainer, tokens, attention)
     step(f"{size.told}: {rounds} rounds")
-    for name, times in zip(turns, timed(list(turns.values()), rounds, device), strict=True):
-        low, middle, high = statistics.quantiles(times, n=4)
-        found[name] |= {"ms": 1e3 * middle / A_TURN, "spread": (high - low) / middle,
-                        "tokens_per_s": A_TURN * size.tokens / middle}
+    for group in together(turns):
+        for name, times in zip(group, timed([turns[name] for name in group], rounds, device), strict=True):
+            low, middle, high = statistics.quantiles(times, n=4)
+            found[name] |= {"rounds": times, "ms": middle, "tokens_per_s": 1e3 * size.tokens / middle,
+                            "spread": (high - low) / middle}
     return {"size": size._asdict(), "attentions": found}
+
+
+def together(names):
+    """Who takes turns with whom: [names of a group]. Standard attention is alone."""
+    return [[name for name in names if (ATTENTIONS[name] is eager) is alone] for alone in (False, True)]
 
 
 def warmed_up(trainer, tokens, attention):
@@ -55,16 +66,19 @@ def warmed_up(trainer, tokens, attention):
 
 
 def timed(calls, rounds, device):
-    """[seconds of each round] of each call."""
-    found = [[] for _ in calls]
-    for turn in range(rounds + 1):
-        for n in order(len(calls), turn):
+    """[milliseconds of a step, in each round] of each call. A round goes through them forwards and then backwards."""
+    found, there = [[] for _ in calls], range(len(calls))
+    for _ in range(rounds + 1):
+        seconds = [0.0 for _ in calls]
+        for n in (*there, *reversed(there)):
             calls[n](1)
             synchronize(device)
             start = time.perf_counter()
             calls[n](A_TURN)
             synchronize(device)
-            found[n].append(time.perf_counter() - start)
+            seconds[n] += time.perf_counter() - start
+        for times, spent in zip(found, seconds, strict=True):
+            times.append(1e3 * spent / (2 * A_TURN))
     return [times[1:] for times in found]
 
 

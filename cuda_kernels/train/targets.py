@@ -11,6 +11,7 @@ of one token's loss. The loss of a step is a mean over its tokens, in which inde
 """
 
 import math
+import statistics
 from typing import NamedTuple
 
 import numpy as np
@@ -48,10 +49,25 @@ def verdict(curves, name=OURS):
     return two_errors(losses[name], losses[PLAIN], losses[TRUTH], curves["size"]["tokens"])
 
 
+def ratios(row, name=OURS, peer=PEER):
+    """[how many times as many tokens/s as the peer, in each round] of a row of `speed.measured`.
+
+    Empty where either was not measured. A GPU that is slow in a round is slow for both.
+    """
+    a, b = (row["attentions"].get(who, {}).get("rounds", []) for who in (name, peer))
+    return [y / x for x, y in zip(a, b, strict=True)] if a and b else []
+
+
 def ratio(row, name=OURS, peer=PEER):
-    """How many times as many tokens/s as the peer, in a row of `speed.measured`; None where either has none."""
-    a, b = (row["attentions"].get(who, {}).get("tokens_per_s") for who in (name, peer))
-    return a / b if a and b else None
+    """The median of these; None where there are none."""
+    found = ratios(row, name, peer)
+    return statistics.median(found) if found else None
+
+
+def quartiles(row, name=OURS, peer=PEER):
+    """[the first, the third] of these; None where there are none."""
+    found = ratios(row, name, peer)
+    return statistics.quantiles(found, n=4)[::2] if found else None
 
 
 def judged(record):
