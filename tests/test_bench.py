@@ -281,6 +281,7 @@ def test_a_run_from_the_command_to_the_page(least, monkeypatch, tmp_path, capsys
     assert re.search(r"d = 16, N ≥ 1.*" + ("missed" if least else "met"), capsys.readouterr().out)
     record = json.loads(file.read_text(encoding="utf-8"))
     assert [x["peer"] for x in record["cells"]] == ["fa2_mma", *peers.BACKENDS] and record["resources"] == []
+    assert list(record["overhead"]) == ["torch", "fa2_mma", "torch, by torch.autograd", "fa2_mma, by torch.autograd"]
     assert len(generate.performance_texts(record)) == 7 and "16" in generate.speed_text(record)
 
 

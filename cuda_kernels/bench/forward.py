@@ -3,6 +3,7 @@
 import torch
 
 from cuda_kernels.bench import peers, truth
+from cuda_kernels.bench.targets import IN_GRAPH, OURS
 
 NAME = "forward"
 AT_ONCE = 200                                                       # calls that take the host 50 µs: see `clock`
@@ -27,8 +28,13 @@ def by_choice(q, k, v):
 
 
 def in_graph(q, k, v):
-    """A forward pass needs no graph of torch's."""
-    return {}
+    """{peer: a call that torch records for its graph, by our operator}: what the host does in training."""
+    from cuda_kernels.torch_op import scaled_dot_product_attention
+
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    more = {"enable_gqa": q.shape[1] != k.shape[1]}
+    return {"torch" + IN_GRAPH: lambda: peers.scaled_dot_product_attention(*leaves),
+            OURS + IN_GRAPH: lambda: scaled_dot_product_attention(*leaves, **more)}
 
 
 def errors(out, known):

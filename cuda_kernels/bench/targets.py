@@ -64,8 +64,8 @@ def judged(record):
 
 def forward(record, cases):
     """The targets of the forward pass."""
-    return [*(of_dim(cases, d, FROM, least) for d, least in RATIOS.items()), plain(cases), overhead(record["overhead"]),
-            memory(record["memory"]), right(record["cells"], record["kernels"])]
+    return [*(of_dim(cases, d, FROM, least) for d, least in RATIOS.items()), plain(cases),
+            overhead(record["overhead"], OURS), memory(record["memory"]), right(record["cells"], record["kernels"])]
 
 
 def backward(record, cases):
@@ -75,7 +75,7 @@ def backward(record, cases):
                 cases, PEER, lambda case: case.d not in BACKWARD_RATIOS or case.N < BACKWARD_FROM)),
             ratio(f"deterministic: at least {TO_ATOMICS} × with atomics", TO_ATOMICS, measured(
                 cases, OURS, lambda case: True, ours=OURS + DETERMINISTIC)),
-            overhead(record["overhead"]), memory(record["memory"]),
+            overhead(record["overhead"], OURS + IN_GRAPH), memory(record["memory"]),
             right(record["cells"], [name + how for name in record["kernels"] for how in ("", DETERMINISTIC)])]
 
 
@@ -114,10 +114,10 @@ def plain(cases):
     return Target(what, told, speeds[worst] >= TO_PLAIN)
 
 
-def overhead(found):
-    """Is the host done with a call soon enough?"""
+def overhead(found, name):
+    """Is the host done with a call soon enough? name: of ours. torch's own backward pass is called by its graph."""
     what = f"overhead of a call: at most {OVERHEAD:g} × torch's"
-    ours = found.get(OURS + IN_GRAPH, found.get(OURS))              # torch's backward pass is called by its graph, too
+    ours = found.get(name)
     if ours is None:
         return Target(what, NOT_MEASURED, None)
     times = ours / found["torch"]
