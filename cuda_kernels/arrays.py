@@ -29,8 +29,9 @@ def on_device(name, x):
 
 
 def describe(name, x):
-    """The kind of x in words; TypeError if it is none that is offered."""
+    """The kind of x in words; TypeError if it is none that is offered, or a tensor that is not dense."""
     if torch_bridge.is_torch(x):
+        torch_bridge.check_dense(name, x)
         return f"a torch tensor on {x.device}"
     if hasattr(x, "__cuda_array_interface__"):
         return "an array on the device"

@@ -6,7 +6,7 @@ barrier that both need; dK (13) before dQ (12), whose additions then end behind 
 
     grid        (Tc · Hkv, B): a block owns a tile of keys and meets the queries of all heads of its group, so nobody
                 else adds to its dK and dV; with causal the longest tiles of all heads of a batch come first
-    block       8 warps, or 4, 2 or 1 if so many cannot share the tiles: see plan_backward in `tensor_cores.py`
+    block       as many warps as can share the tiles, at most 8: see plan_backward in `tensor_cores.py`
     on chip     shared by the warps: Kj and Vj, Qi and dOi twice, Pij, dSij (see shared_bytes); a lane's own, in
                 registers: its parts of S, dP, dQi, its Li and Di; and of dKj and dVj, which stay
     barriers    2 per tile of queries (and head): the tile is there, and everybody is done with the one before; P and dS
@@ -150,7 +150,7 @@ def make_backward(Br, Bc, warps, d, dtype, positive, aligned, deterministic, cap
                     p = p_first + S_row + n * 8 + lane // 4         # where the row stands
                     mine = col0 + S_col + lane % 4 * 2              # the lane's first key; seen are …
                     lowest = np.int32(max(p - left - mine, 0))      # … those this far from it, and not farther
-                    highest = np.int32(max(min(min(p + right, Nk - 1) - mine, Bc), -1))         # than this
+                    highest = np.int32(min(min(p + right, Nk - 1) - mine, Bc))      # than this
                     for y in range(S_strips):
                         for z in range(2):
                             e = (n // 2 * S_strips + y) * 4 + n % 2 * 2 + z

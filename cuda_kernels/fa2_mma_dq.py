@@ -1,10 +1,10 @@
-"""dQ of FlashAttention-2 on tensor cores without atomics: the same bits in every run, for S and dP once more.
+"""dQ of FlashAttention-2 on tensor cores without atomics: the same bits in every run, for the price of S and dP.
 
 `fa2_mma_backward.py` with the loops swapped, and rows shared out as in `fa2_mma.py`: a warp has rows of the tile of
 queries, so dQ of it is added up in registers, in one order, and dS is a left factor as it lies. The steps are numbered
-as there; (11) comes last.
+as there, in the order that the loops now have; (11) comes last.
 
-    grid        (queries / Br · Hq, B): the longest tiles of all heads first
+    grid        (⌈Nq / Br⌉ · Hq, B), with Br = R · warps; with causal the longest tiles of all heads come first
     block       the warps of the other kernels, 8 as a rule; warp w has the rows w·R … w·R + R − 1, R = 32; or 16
                 for d > 128, and for few queries
     on chip     Qi, dOi, and Kj, Vj twice; in registers S, dP, dS, dQi
@@ -81,12 +81,14 @@ def make_dq(R, warps, d, dtype, positive, aligned):
         Di = cuda.local.array(rows, wide)
 
         top = max(0, -offset - right)                               # the first query that sees some key
+        # (5) load Qi, dOi; Kj, Vj for the first step (3); Li, Di
         if low < high:
             load(tile, 0, Br, Q, b, h, row0, top, Nq, t)
             load(tile, dO_at, Br, dO, b, h, row0, top, Nq, t)
             load(tile, K_at + (first & 1) * stage, Bc, K, b, g, first * Bc, low, high, t)
             load(tile, V_at + (first & 1) * stage, Bc, V, b, g, first * Bc, low, high, t)
         ptx.commit_copies()
+        # (1) nothing yet
         for e in range(acc_size):
             dQi[e] = zero
         for n in range(rows):
@@ -100,6 +102,7 @@ def make_dq(R, warps, d, dtype, positive, aligned):
 
             ptx.wait_copies(0)
             cuda.syncthreads()                                      # Kj, Vj are there, the tile before is done with
+            # (3) load Kj, Vj for the next step
             if j + 1 < last:
                 load(tile, K_at + (j + 1 & 1) * stage, Bc, K, b, g, col0 + Bc, low, high, t)
                 load(tile, V_at + (j + 1 & 1) * stage, Bc, V, b, g, col0 + Bc, low, high, t)
@@ -120,7 +123,7 @@ def make_dq(R, warps, d, dtype, positive, aligned):
                     p = p_first + w * R + n * 8 + lane // 4
                     mine = col0 + lane % 4 * 2
                     lowest = np.int32(max(p - left - mine, 0))
-                    highest = np.int32(max(min(min(p + right, Nk - 1) - mine, Bc), -1))
+                    highest = np.int32(min(min(p + right, Nk - 1) - mine, Bc))
                     for y in range(strips):
                         for z in range(2):
                             e = (n // 2 * strips + y) * 4 + n % 2 * 2 + z

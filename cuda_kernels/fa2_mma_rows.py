@@ -1,7 +1,7 @@
 """Before and after the backward pass on tensor cores: what it needs of every row, and dQ as a matrix again.
 
-`make_preprocess` is steps (1) and (2) of `fa2_mma_backward.py`. `make_convert` rounds the dQ that its blocks have added
-up, once, and brings it from the order of registers into rows.
+`make_preprocess` is steps (1) and (2) of `fa2_mma_backward.py`. `make_convert` scales and rounds the dQ that its blocks
+have added up, once, and brings it from the order of registers into rows.
 
     grid        (Tr, Hq, B), both
     on chip     before, tiles of O and dO: a lane adds up 8 channels, the lanes of a row meet by shuffles; after, a tile
@@ -30,8 +30,8 @@ def make_preprocess(Br, warps, d, size, dtype, aligned):
     """The kernel that comes before, on the grid (Tr, Hq, B).
 
     dO, O (B, Hq, Nq, d) in the storage dtype, L, dL (B, Hq, Nq) float32; it writes L2 = L·log₂e and D, both (B, Hq,
-    Tr·Br) float32, and dQ (B, Hq, Tr, size) float32, size 0 if `fa2_mma_dq.py` computes it. aligned: may dO and O be
-    read 16 bytes at a time?
+    Tr·Br) float32, and dQ (B, Hq, Tr, size) float32; if `fa2_mma_dq.py` computes it, size is 0 and the
+    axis has 1. aligned: may dO and O be read 16 bytes at a time?
     """
     _, zero, _, minus_inf, widen, narrow, _ = numbers(dtype)
     storage, width, T = numba.from_dtype(arrays.word_dtype(dtype)), padded(d), warps * WARP
@@ -94,6 +94,7 @@ def make_convert(Br, width, warps, d, dtype):
         i, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
         tile = cuda.shared.array(0, storage, 128)
         mine = cuda.local.array(size, types.float32)
+        # (11) the scale, once
         for e in range(size):
             place = (e // 4 * T + t) * 4 + e % 4                    # as lanes hold it, four at a time
             mine[e] = dQ[b, h, i, place] * scale

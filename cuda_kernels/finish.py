@@ -109,7 +109,8 @@ def make_sink_gradient(dv, dtype):
                 if o != zero:                                       # a row that sees no key may have any dO
                     D += widen(dO[b, h, row, x]) * o
                 x += 1
-            part -= math.exp(sink[h] - (L[b, h, row] if L[b, h, row] != minus_inf else zero)) * D
+            weight = math.exp(sink[h] - (L[b, h, row] if L[b, h, row] != minus_inf else zero))
+            part -= weight * D if weight > zero else zero           # without weight dO and dL may be anything
         parts[t] = part
 
         cuda.syncthreads()                                          # every part is there

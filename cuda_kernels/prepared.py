@@ -29,21 +29,22 @@ constants = []                                                      # of calls e
 def key_of(core, tensors, *options):
     """What a call is known by, its arrays' contents and addresses apart (but for what these are multiples of).
 
-    None if it cannot be prepared: other arrays than torch's on the current device, or an option that has no hash.
+    None if it cannot be prepared: other arrays than torch's dense ones on the current device, or an option that has no
+    hash.
     """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(core, "plan"):
         return None
     key = [core, *options, *map(type, options)]                     # 1, 1.0 and True are equal, but not all are a scale
-    for x in tensors:
-        if not isinstance(x, torch.Tensor) or not x.is_cuda or x.is_neg():
-            return None
-        key += x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
-    if tensors[0].get_device() != torch.cuda.current_device():
-        return None
     try:
+        for x in tensors:
+            if not isinstance(x, torch.Tensor) or not x.is_cuda or x.is_neg():
+                return None
+            key += x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
+        if tensors[0].get_device() != torch.cuda.current_device():
+            return None
         return Key(tuple(key))
-    except TypeError:                                               # an array, or a list
+    except (TypeError, RuntimeError):                               # an option is an array; a sparse tensor: no strides
         return None
 
 

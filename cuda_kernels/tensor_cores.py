@@ -29,7 +29,7 @@ def refuse(kernel, card, sizes, dtype, options):
              f"dv = {dv} with d = {d}": dv != d, f"d = {d}": d > MOST_DIMS,
              f"dtype {dtype}": dtype not in ("float16", bfloat16)}
     for name in (name for name, is_set in asked.items() if is_set):
-        raise NotImplementedError(f"{name} is not offered by the kernel {kernel}; fa2_warps offers it")
+        raise NotImplementedError(f"{name} is not offered by the kernel {kernel}; fa2 offers it")
     if not abs(options.scale) < MOST_SCALE:
         raise ValueError(f"{kernel} takes a scale below {MOST_SCALE:.3g}, since it multiplies by scale · log₂e in "
                          f"float32, got {options.scale:.3g}")

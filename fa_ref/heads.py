@@ -179,7 +179,12 @@ def add_broadcast(total, part, b, h):
 
 
 def sink_gradient(sink, dO, O, L, dL, wide):
-    """d sink = −Σ_i exp(sink − L_i)·(rowsum(dO ∘ O)_i − dL_i): the sink is a key whose value is zero."""
-    D = (dO.astype(wide) * O.astype(wide)).sum(axis=1)
-    D = D if dL is None else D - dL
-    return -(np.exp(sink - finite_or_zero(L)) * D).sum()
+    """d sink = −Σ_i exp(sink − L_i)·(rowsum(dO ∘ O)_i − dL_i): the sink is a key whose value is zero.
+
+    Rows in which it has no weight are left out, whatever is in their dO and dL.
+    """
+    weight = np.exp(sink - finite_or_zero(L))
+    rows = weight > 0
+    D = (dO[rows].astype(wide) * O[rows].astype(wide)).sum(axis=1)
+    D = D if dL is None else D - dL[rows]
+    return -(weight[rows] * D).sum()

@@ -23,8 +23,7 @@ def to_numpy(name, x):
     """
     if is_torch(x):
         torch = sys.modules["torch"]
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense tensor, got one with the layout {x.layout}")
+        check_dense(name, x)
         if x.device.type == "meta":
             raise TypeError(f"{name} is on the device meta, which holds no numbers")
         x = x.detach().cpu().resolve_neg()
@@ -37,6 +36,13 @@ def to_numpy(name, x):
     if isinstance(x, np.ma.MaskedArray) or not isinstance(x, np.ndarray):
         raise not_an_array(name, x)
     return np.asarray(x)
+
+
+def check_dense(name, x):
+    """TypeError for a torch tensor that is sparse or nested."""
+    if x.is_nested or x.layout != sys.modules["torch"].strided:
+        what = "a nested one" if x.is_nested else f"one with the layout {x.layout}"
+        raise TypeError(f"{name} must be a dense tensor, got {what}")
 
 
 def not_an_array(name, x):

@@ -123,7 +123,7 @@ def refuses(kernel):
     ]
     if kernel in ON_TENSOR_CORES:
         wide = [torch.zeros(1, 1, 8, 264, device="cuda", dtype=dtype)] * 3
-        cases += [("float32", [x.float() for x in (q, k, v)], {}, NotImplementedError, "fa2_warps offers it"),
+        cases += [("float32", [x.float() for x in (q, k, v)], {}, NotImplementedError, "fa2 offers it"),
                   ("d = 264", wide, {}, NotImplementedError, "d = 264 is not offered"),
                   ("softcap", (q, k, v), {"softcap": 1.0}, NotImplementedError, "softcap is not offered"),
                   ("a mask", (q, k, v), {"mask": on_gpu(mask)}, NotImplementedError, "a mask is not offered"),

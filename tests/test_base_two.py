@@ -37,6 +37,17 @@ def test_base_two_is_refused_with_any_option(options, dtype):
         fa_ref.backward(dout, q, k, v, out, lse * lse.dtype.type(LOG2_E), **options)
 
 
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("N", [5, 8, 30])
+def test_rows_that_see_one_key_do_not_hide_it(N, seed):
+    """The first row of a square causal problem has the out of its one key with any lse; others tell."""
+    dout, q, k, v = drawn(Nq=N, Nk=N, seed=seed)
+    out, lse = fa_ref.forward(q, k, v, causal=True)
+    fa_ref.backward(dout, q, k, v, out, lse, causal=True)
+    with pytest.raises(ValueError, match=r"lse is in base 2: \S+ at \(\d, \d, [1-9]\d*\), "):
+        fa_ref.backward(dout, q, k, v, out, lse * np.float32(LOG2_E), causal=True)
+
+
 def test_both_numbers_are_said():
     q, k, v = np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 16, 2)), np.arange(32.0).reshape(1, 1, 16, 2)
     with pytest.raises(ValueError, match=r"2: 4 at \(0, 0, 0\), where the natural logarithm is 2\.77259; lse"):
@@ -138,6 +149,6 @@ def test_the_rows_that_tell_are_those_with_the_largest_lse():
     lse = np.full((2, 3, 5), 0.5)
     assert telling_rows(lse) == []
     lse[0, 1, 2], lse[1, 2, 4], lse[1, 0, 0], lse[0, 0, 0] = -7, 3, np.nan, -np.inf
-    assert telling_rows(lse) == [(1, 2, 4), (0, 1, 2)]
-    assert telling_rows(np.arange(1.0, 41).reshape(2, 4, 5)) == [(1, 2, n) for n in (2, 3, 4)] + [
-        (1, 3, n) for n in range(5)]
+    assert telling_rows(lse) == [(0, 1, 2), (1, 2, 4)]
+    assert telling_rows(np.arange(1.0, 71).reshape(2, 5, 7)) == [
+        (b, h, i) for b in (1, 0) for h in (4, 3, 2, 1, 0) for i in range(6, -1, -1)][:base_two.LOOK]

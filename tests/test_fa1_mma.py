@@ -143,13 +143,16 @@ def test_bad_input_of_both_is_refused_before_anything_runs(kernel, monkeypatch):
     x = np.zeros((1, 2, 4, 8), np.float16)
     single, wide = x.astype(np.float32), np.zeros((1, 1, 4, 257), np.float16)
     for arrays, error, said in [
-            ([single] * 3, NotImplementedError, f"float32 is not offered by the kernel {kernel}; fa2_warps offers it"),
-            ([wide] * 3, NotImplementedError, f"d = 257 is not offered by the kernel {kernel}; fa2_warps offers it"),
+            ([single] * 3, NotImplementedError, f"float32 is not offered by the kernel {kernel}; fa2 offers it"),
+            ([wide] * 3, NotImplementedError, f"d = 257 is not offered by the kernel {kernel}; fa2 offers it"),
             ([x, x, single], TypeError, "float16.*float32"),
             ([x, torch.from_numpy(x), x], TypeError, "torch tensor on cpu"),
             ([x, x[:, :, :3], x], ValueError, "3.*4"), ([x, x[..., :7], x], ValueError, "7")]:
         with pytest.raises(error, match=said):
             cuda_kernels.forward(*arrays, kernel=kernel)
+    for sparse in ([torch.from_numpy(x).to_sparse()] * 3, [torch.nested.nested_tensor([torch.from_numpy(x[0])])] * 3):
+        with pytest.raises(TypeError, match="q must be a dense tensor"):
+            cuda_kernels.forward(*sparse, kernel=kernel)
     if cuda_kernels.SIMULATED:
         monkeypatch.setattr(launch, "SIMULATED_CARD", "T4")
         with pytest.raises(ValueError, match=rf"{kernel} needs compute capability 8.0, T4 has \(7, 5\)"):

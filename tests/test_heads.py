@@ -69,6 +69,24 @@ def test_what_reaches_a_row_that_sees_no_key_goes_nowhere(algorithm, poison):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("algorithm", heads.ALGORITHMS)
+def test_a_sink_without_weight_has_no_gradient(algorithm, poison):
+    """−∞ in the first head: rows 0 and 1 see nothing at all there, and their dO and dL may be anything."""
+    rng = np.random.default_rng(6)
+    q, dout = rng.standard_normal((2, 1, 2, 4, 2))
+    k, v = rng.standard_normal((2, 1, 2, 2, 2))
+    dlse = rng.standard_normal((1, 2, 4))
+    options = {"algorithm": algorithm, "causal": True, "sink": np.array([-np.inf, 0.5])}
+    out, lse = fa_ref.forward(q, k, v, **options)
+    clean = fa_ref.backward(dout, q, k, v, out, lse, dlse=dlse, **options)
+    dout[0, 0, :2], dlse[0, 0, :2] = poison, poison
+    poisoned = fa_ref.backward(dout, q, k, v, out, lse, dlse=dlse, **options)
+    assert clean.dsink[0] == 0 and clean.dsink[1] != 0
+    np.testing.assert_array_equal(clean.dsink, poisoned.dsink)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, bfloat16])
 def test_shapes_and_dtypes_of_packed_gradients(dtype):
     q, k, v, sink, bias = (np.ones(shape, dtype) for shape in ((2, 3, 2), (1, 4, 2), (1, 4, 5), (2,), (3, 1)))

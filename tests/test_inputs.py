@@ -237,6 +237,8 @@ def test_tensors_without_numbers_of_their_own_are_refused_by_name(nothing_may_ru
     q = torch.zeros(1, 1, 2, 3)
     with pytest.raises(TypeError, match=r"q must be a dense tensor, got one with the layout torch\.sparse_coo"):
         fa_ref.forward(q.to_sparse(), q, q)
+    with pytest.raises(TypeError, match="k must be a dense tensor, got a nested one"):
+        fa_ref.forward(q, torch.nested.nested_tensor(list(q)), q)
     with pytest.raises(TypeError, match="q is on the device meta, which holds no numbers"):
         fa_ref.forward(*[q.to("meta")] * 3)
 

@@ -211,6 +211,18 @@ def test_rows_that_see_no_key_may_hold_anything(kernel):
 
 
 @kernels
+def test_a_sink_without_weight_has_no_gradient(kernel):
+    """−∞ is no sink: a row that sees no key either may have any dO and dL."""
+    p = problem()
+    sink, dout, dlse = p.sink.copy(), p.dout.copy(), p.dlse.copy()
+    sink[1] = -np.inf
+    clean = solve(p.replace(sink=sink), kernel=kernel, threads=8)
+    dout[:, 1, 1], dlse[:, 1, 1] = np.inf, np.nan
+    dirty = solve(p.replace(sink=sink, dout=dout, dlse=dlse), kernel=kernel, threads=8)
+    assert clean.dsink[1] == 0 and np.array_equal(clean.dsink, dirty.dsink)
+
+
+@kernels
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("sizes", [(0, 7), (5, 0), (0, 0)])
 def test_axes_of_length_zero(kernel, dtype, sizes):

@@ -436,6 +436,9 @@ def test_tiles_that_do_not_fit(monkeypatch):
         for kernel, fits in (("fa2_mma", "16 × 64"), ("fa1_mma", "16 × 64")):       # a change of block_k alone will do
             with pytest.raises(ValueError, match=rf"{kernel} .* 16 × 4096 needs .*: {fits} would fit"):
                 cuda_kernels.forward(*halves, kernel=kernel, threads=32, block_q=16, block_k=4096)
+        x, lse_16 = np.ones((1, 1, 2, 256), np.float16), np.ones((1, 1, 2), np.float32)
+        with pytest.raises(ValueError, match=r"fa2_mma .* 128 × 64 needs .*: 64 × 64 would fit"):
+            cuda_kernels.backward(x, x, x, x, x, lse_16, kernel="fa2_mma", block_q=128, block_k=64)
         wide = qkv(d=10_000)
         with pytest.raises(ValueError, match="no tile fits, the head dim is too large"):
             cuda_kernels.forward(*wide)

@@ -154,6 +154,14 @@ def test_derivatives_that_go_forwards_are_refused():
     out, _ = attention(*tensors())
     with forwards, forward_ad.dual_level():
         out.backward(forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out)))
+    _, lse = attention(*tensors())
+    with forwards, forward_ad.dual_level():
+        lse.backward(forward_ad.make_dual(torch.ones_like(lse), torch.ones_like(lse)))
+    given = [x.detach() for x in (out, *x, out, lse, lse)]
+    for n in range(len(given)):                                     # dout, q, k, v, out, lse, dlse
+        with forwards, forward_ad.dual_level():
+            dual = [forward_ad.make_dual(x, x) if m == n else x for m, x in enumerate(given)]
+            torch.ops.fa_ref.attention_backward(*dual, False, None, -1, -1, False)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         torch.func.grad(lambda q: torch.func.grad(loss)(q, *x[1:]).sum())(x[0])
 
@@ -234,6 +242,26 @@ def test_bad_shapes_are_refused_where_nothing_runs():
         attention(q, k, v)
 
 
+@pytest.mark.parametrize("name", [name for name, bad in BAD.items() if not bad[1]])
+def test_shapes_and_dtypes_are_checked_where_nothing_runs(name):
+    """A model is wrong on meta too."""
+    x, _, error, text = BAD[name]
+    with pytest.raises(error, match=text):
+        attention(*(y.to("meta") for y in x))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_are_not_dense_are_refused_by_name():
+    """Of nested ones torch says itself that the operator does not know them."""
+    q, k, v = shaped(Q, K, K)
+    for other in (q.to_sparse(), torch.nested.nested_tensor(list(q))):
+        with pytest.raises(TypeError, match="query must be a dense tensor"):
+            scaled_dot_product_attention(other, k, v)
+    for x, name in (((q.to_sparse(), k, v), "q"), ((q, k.to_sparse(), v), "k")):
+        with pytest.raises(TypeError, match=f"{name} must be a dense tensor"):
+            attention(*x)
+
+
 def test_bad_input_of_the_stand_in():
     """What it looks at itself before the operator does."""
     q, k, v = shaped(Q, K, K)
@@ -248,6 +276,8 @@ def test_bad_input_of_the_stand_in():
             scaled_dot_product_attention(q, k, v, **{flag: "no"})
     with pytest.raises(TypeError, match="scale must be a number, got a tensor"):
         scaled_dot_product_attention(q, k, v, scale=torch.tensor(0.5, requires_grad=True))
+    with pytest.raises(TypeError, match="scale must be a real number, got True"):
+        scaled_dot_product_attention(q, k, v, scale=True)
 
 
 def test_without_memory_only_shapes_are_computed():

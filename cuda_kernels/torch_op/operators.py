@@ -1,12 +1,15 @@
 """The operators `fa_ref::attention` and `fa_ref::attention_backward`: who computes them, their gradients and shapes."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import torch
 from torch.autograd.forward_ad import unpack_dual
 
 import cuda_kernels
 import fa_ref
 from cuda_kernels import arrays
-from fa_ref import torch_bridge
+from fa_ref import inputs, torch_bridge
 
 HALVES = torch.float16, torch.bfloat16
 FORWARDS = ("fa_ref::attention has no derivative that goes forwards (jvp, jacfwd, hessian, dual tensors); "
@@ -26,8 +29,10 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = 
               deterministic: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of q (B, Hq, Nq, d), k (B, Hkv, Nk, d), v (B, Hkv, Nk, dv); options as in `fa_ref.forward`.
 
-    causal is bottom-right, as there. 16 bits on a GPU: d = dv up to 256. deterministic is about the gradient of q: see
-    `cuda_kernels.backward`; torch.use_deterministic_algorithms(True) asks for it too.
+    out (B, Hq, Nq, dv) in the dtype of q, lse (B, Hq, Nq) in float32, for float64 in float64. ValueError, TypeError,
+    NotImplementedError as from `fa_ref.forward` on a CPU and `cuda_kernels.forward` on a GPU. causal is bottom-right,
+    as there. 16 bits on a GPU: d = dv up to 256. deterministic is about the gradient of q: see `cuda_kernels.backward`;
+    torch.use_deterministic_algorithms(True) asks for it too.
     """
     refuse_tangents(q, k, v)
     package, how = package_for(q)
@@ -41,8 +46,11 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
                        lse: torch.Tensor, dlse: torch.Tensor | None, causal: bool, scale: float | None,
                        window_left: int, window_right: int,
                        deterministic: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv)."""
-    refuse_tangents(dout, q, k, v)
+    """(dq, dk, dv), each with the shape and dtype of q, k, v.
+
+    dout, out (B, Hq, Nq, dv), lse (B, Hq, Nq), dlse like lse or None. Options, and what is raised, as for `attention`.
+    """
+    refuse_tangents(dout, q, k, v, out, lse, lse if dlse is None else dlse)
     package, how = package_for(q)
     if package is cuda_kernels:
         how["deterministic"] = deterministic or torch.are_deterministic_algorithms_enabled()
@@ -54,6 +62,8 @@ def attention_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
 
 def in_rows(x):
     """x, or a copy if its last axis is not contiguous, as `fa2_mma` wants it: dout of out.sum() has strides of 0."""
+    if x.is_nested or x.layout != torch.strided:                    # refused by name later
+        return x
     return x if x.ndim == 0 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -63,12 +73,13 @@ def refuse_tangents(*tensors):
         raise NotImplementedError(FORWARDS)
 
 
-def check_axes(**tensors):
-    """Axes and devices, where shapes are looked at before `fa_ref` checks everything.
+def check_axes_and_devices(**tensors):
+    """Where shapes are looked at before `fa_ref` checks everything.
 
-    ValueError for other axes than four, TypeError for tensors on different devices.
+    ValueError for other axes than four, TypeError for tensors on different devices and for those that are not dense.
     """
     for name, x in tensors.items():
+        torch_bridge.check_dense(name, x)
         if x.ndim != 4:
             raise ValueError(f"{name} must have 4 axes (batch, heads, length, head dim), got shape {tuple(x.shape)}")
     if len({x.device for x in tensors.values()}) > 1:
@@ -77,8 +88,9 @@ def check_axes(**tensors):
 
 @attention.register_fake
 def shapes(q, k, v, causal=False, scale=None, window_left=-1, window_right=-1, deterministic=False):
-    """Shapes, dtypes and strides of out and lse."""
-    check_axes(q=q, k=k, v=v)
+    """Shapes, dtypes and strides of out and lse, and the same errors for shapes and dtypes that do not fit."""
+    check_axes_and_devices(q=q, k=k, v=v)
+    inputs.check_qkv(*map(without_numbers, (q, k, v)))
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     return like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=wide)
 
@@ -87,6 +99,11 @@ def shapes(q, k, v, causal=False, scale=None, window_left=-1, window_right=-1, d
 def shapes_backward(dout, q, k, v, out, lse, dlse, causal, scale, window_left, window_right, deterministic):
     """Shapes, dtypes and strides of dq, dk, dv."""
     return tuple(like(x, x.shape[3]) for x in (q, k, v))
+
+
+def without_numbers(x):
+    """The shape and dtype of a tensor, as the checks of `fa_ref` look at them."""
+    return SimpleNamespace(shape=tuple(x.shape), ndim=x.ndim, dtype=np.dtype(str(x.dtype).removeprefix("torch.")))
 
 
 def like(x, d):

@@ -2,8 +2,8 @@
 
 import torch
 
-from cuda_kernels.torch_op.operators import attention, check_axes
-from fa_ref.options import check_flag
+from cuda_kernels.torch_op.operators import attention, check_axes_and_devices
+from fa_ref.options import check_flag, check_number
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
@@ -25,7 +25,9 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     check_flag("enable_gqa", enable_gqa)
     if isinstance(scale, torch.Tensor):
         raise TypeError("scale must be a number, got a tensor, which would get no gradient")
-    check_axes(query=query, key=key, value=value)
+    if scale is not None:
+        check_number("scale", scale)
+    check_axes_and_devices(query=query, key=key, value=value)
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(f"{query.shape[1]} query heads and {key.shape[1]} key/value heads need enable_gqa=True")
     device = query.device.type
