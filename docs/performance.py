@@ -91,7 +91,7 @@ def memory(record):
 
 def overhead(record):
     """Microseconds of the host for each call."""
-    return ["", "µs"], [(name if name == "torch" else f"`{name}`", f"{us:.1f}")
+    return ["", "µs"], [(name if name.startswith("torch") else f"`{name}`", f"{us:.1f}")
                         for name, us in record["overhead"].items()], (1,)
 
 

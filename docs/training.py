@@ -3,7 +3,7 @@
 A table is (head, rows, which columns are numbers). All of them are functions of what the file holds.
 """
 
-from cuda_kernels.train import targets
+from cuda_kernels.train import show, targets
 from cuda_kernels.train.sizes import Size
 
 NAMES = {"ours": "ours", "flash": "torch, FLASH", "eager": "eager", "float32": "eager, float32"}
@@ -27,34 +27,18 @@ def speed(record):
     rows = []
     for row in record["speed"]:
         size = Size(**row["size"])
-        rows += [(size.hidden, size.d, f"{size.N:,}", size.B, NAMES.get(name, name), *numbers(row, name, cell))
+        rows += [(size.hidden, size.d, f"{size.N:,}", size.B, NAMES.get(name, name), *show.numbers(row, name, cell))
                  for name, cell in row["attentions"].items()]
-    head = ["hidden", "d", "N", "batch", "attention", "ms a step", "tokens/s", "× torch FLASH",
-            "quartiles", "peak memory, MiB"]
+    head = ["hidden", "d", "N", "batch", "attention", "ms a step", "tokens/s", "× torch FLASH", "quartiles",
+            "peak memory, MiB"]
     return head, rows, (0, 1, 2, 3, 5, 6, 7, 8, 9)
-
-
-def numbers(row, name, cell):
-    """The columns of one attention."""
-    if "ms" not in cell:
-        return cell["why"].replace("|", "/"), "–", "–", "–", "–"
-    times, low_high = targets.ratio(row, name), targets.quartiles(row, name)
-    return (f"{cell['ms']:.1f}", f"{cell['tokens_per_s']:,.0f}", "–" if times is None else f"{times:.3f} ×",
-            "–" if low_high is None else "–".join(f"{x:.3f}" for x in low_high),
-            "–" if cell["mb"] is None else f"{cell['mb']:,.0f}")
 
 
 def curves(record):
     """The loss of each run at its start and its end, and its distance from float32."""
     found = record["curves"]
-    rows = []
-    for name, losses in found["losses"].items():
-        rule = targets.verdict(found, name)
-        last = sum(losses[-targets.tenth(losses):]) / targets.tenth(losses)
-        far = ["–", "–"] if name == targets.TRUTH else [f"{rule.error:.1e}", f"{rule.allowed:.1e}"]
-        if name == targets.PLAIN:
-            far[1] = "–"                                            # it is the yardstick
-        rows.append((NAMES.get(name, name), f"{losses[0]:.3f}", f"{last:.3f}", *far))
+    rows = [(NAMES.get(name, name), f"{losses[0]:.3f}", f"{targets.last_tenth(losses):.3f}",
+             *show.distance(found, name)) for name, losses in found["losses"].items()]
     return ["attention", "first loss", "last tenth", "largest distance from float32", "allowed"], rows, range(1, 5)
 
 

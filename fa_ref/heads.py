@@ -89,7 +89,8 @@ def backward(dout, q, k, v, out, lse, *, dlse=None, algorithm="fa2", scale=None,
     """Gradients of a batch. Returns the named tuple (dq, dk, dv, dbias, dsink).
 
     dout (B, Hq, Nq, dv) is the gradient that reaches out, dlse (B, Hq, Nq) the one that reaches lse (None for none).
-    out and lse are what `forward` returned for the same q, k, v and options; see there for all of these. dbias is
+    out and lse are what `forward` returned for the same q, k, v and options; see there for all of these. Some of the
+    keys, with the out and lse of all, give their part of the gradients; but "standard" wants all keys. dbias is
     summed to the bias's own shape. Raises as `forward` does, also for a dout, out or lse that does not belong, and for
     an lse of another convention: +inf for a row that sees no key, or base 2.
     """

@@ -285,6 +285,24 @@ def test_a_run_from_the_command_to_the_page(least, monkeypatch, tmp_path, capsys
     assert len(generate.performance_texts(record)) == 7 and "16" in generate.speed_text(record)
 
 
+def test_what_can_be_saved_is_found_out_first_and_leaves_no_trace(tmp_path, capsys):
+    parser, file = bench.parser_of("bench", "doc"), tmp_path / "x.json"
+    bench.check_save(parser, file)
+    assert not file.exists()
+    file.write_text("older")
+    bench.check_save(parser, file)
+    assert file.read_text() == "older"
+    with pytest.raises(SystemExit, match="2"):
+        bench.check_save(parser, Path("/proc/x.json"))
+    assert "--save: /proc/x.json cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_what_cannot_be_saved_in_the_end_is_told(capsys):
+    """A full disk: what was measured is shown all the same."""
+    bench.save(Path("/dev/full"), {"cells": []})
+    assert capsys.readouterr().err == "not saved: /dev/full cannot be written: No space left on device\n"
+
+
 def test_a_run_that_fails_keeps_what_it_has_found(monkeypatch, tmp_path):
     def fails(*arguments, **options):
         raise RuntimeError("the GPU is gone")

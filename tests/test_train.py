@@ -208,10 +208,12 @@ def test_standard_attention_has_rounds_of_its_own(monkeypatch):
 
 def test_what_slows_a_round_down_slows_both():
     """Medians of each alone would be 1; of the rounds ours is faster in two of three."""
-    ours, flash = {"rounds": [1.0, 2.0, 3.0]}, {"rounds": [2.0, 3.0, 1.0]}
+    ours, flash = {"rounds_ms": [1.0, 2.0, 3.0], "ms": 2.0}, {"rounds_ms": [2.0, 3.0, 1.0], "ms": 2.0}
     row = {"attentions": {"ours": ours, "flash": flash, "eager": {"why": "no memory"}}}
     assert targets.ratio(row) == 1.5 and targets.ratio(row, "flash") == 1 and targets.ratio(row, "eager") is None
     assert targets.quartiles(row) == [pytest.approx(1 / 3), 2] and targets.quartiles(row, "eager") is None
+    row["attentions"]["eager"] = {"rounds_ms": [8.0, 3.0, 8.0], "ms": 8.0}     # in rounds of its own: medians count
+    assert targets.ratio(row, "eager") == 0.25 and targets.quartiles(row, "eager") is None
 
 
 # --- what is asked for ----------------------------------------------------------------------------------------
@@ -235,15 +237,24 @@ def test_what_is_trained():
     (["--hidden", "4000"], "multiple of the head dim 128, got 4000"),
     (["--device", "cpu", "--hidden", "16,20"], "multiple of the head dim 8, got 20"),
     (["--seqlens", "2048,3000"], "--seqlens must divide the 16384 tokens of a step, got 3000"),
-    (["--seqlens", "0"], "--seqlens must divide .* got 0"), (["--tokens", "-5"], "--tokens must be at least 1, got -5"),
+    (["--seqlens", "0"], "--seqlens must divide .* got 0"),
+    (["--tokens", "-5"], "--tokens must be at least 1 .* got -5"),
+    (["--tokens", "2147483648"], "--tokens must be .* below 2³¹, got 2147483648"),
     (["--steps", "0"], "--steps must be at least 1, got 0"), (["--layers", "-1"], "--layers must be .* 1, got -1"),
     (["--hidden", "x"], "'x' is no list of whole numbers"), (["--save", "/no/such/folder/x"], "no folder /no/such"),
     (["--save", "/"], "--save takes a file, and / is a folder"),
+    (["--save", "/proc/train.json"], "--save: /proc/train.json cannot be written: "),
     (["--device", "tpu"], "invalid choice: 'tpu'")])
 def test_bad_options_are_refused_by_name(arguments, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         train.parsed(arguments)
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_text_that_is_too_short_is_noticed_first(monkeypatch, capsys):
+    monkeypatch.setattr(speed, "measured", lambda *x: pytest.fail("it ran"))
+    assert train.main(["--device", "cpu", "--seqlens", "8388608", "--tokens", "8388608"]) == 2
+    assert re.search(r"the text has \d+ characters, and a piece needs 8388609\n", capsys.readouterr().out)
 
 
 @simulated
@@ -279,8 +290,8 @@ def test_progress_is_told_as_often_as_announced():
 def on_a_gpu(record, *ratios):
     """The record as if it came from there: a row for each ratio to torch's tokens/s."""
     rows = [{"size": Size(12, 1024, 64, 2048 * 2**n, 16384)._asdict(), "attentions": {
-        "ours": {"rounds": [10 / x] * 3, "ms": 10 / x, "mb": 3.0, "spread": 0.1, "tokens_per_s": 1e6 * x},
-        "flash": {"rounds": [10.0] * 3, "ms": 10.0, "mb": 3.0, "spread": 0.1, "tokens_per_s": 1e6},
+        "ours": {"rounds_ms": [10 / x] * 3, "ms": 10 / x, "mb": 3.0, "tokens_per_s": 1e6 * x},
+        "flash": {"rounds_ms": [10.0] * 3, "ms": 10.0, "mb": 3.0, "tokens_per_s": 1e6},
         "eager": {"why": "CUDA out of memory. Tried to allocate 8.00 GiB."}}} for n, x in enumerate(ratios)]
     return record | {"device": "cuda", "speed": rows}
 
@@ -312,7 +323,9 @@ def test_the_slowest_size_counts(record):
 def test_the_terminal_shows_speeds_reasons_curves_and_verdicts(record, capsys):
     show.everything(on_a_gpu(record, 1.25))
     told = capsys.readouterr().out
-    assert all(words in told for words in ("1.250", "out of memory", "float32", "met", "30"))
+    for table in (r"× flash .*\n.*\n .* ours .* 1\.250 +1\.250–1\.250 ", "eager .* out of memory",
+                  r"loss at step .* 30 +largest distance", r"\n float32 +\d\.\d{3} ", r"the loss falls .* met"):
+        assert re.search(table, told), table
 
 
 def test_every_text_has_its_marks_and_every_table_its_columns(record):
@@ -321,7 +334,7 @@ def test_every_text_has_its_marks_and_every_table_its_columns(record):
         assert marks.read(page, name)
         widths = [line.count(" | ") for line in text.splitlines() if line.startswith("| ")]
         assert len(set(widths)) <= 1 and "Not measured" not in text
-    assert "1.250 ×" in generate.training_texts(on_a_gpu(record, 1.25))["training-speed"]
+    assert "| 1.250 | 1.250–1.250 |" in generate.training_texts(on_a_gpu(record, 1.25))["training-speed"]
     assert tables.where(record).startswith("CPU")
 
 

@@ -7,13 +7,15 @@
 
 Passes in bfloat16 over 16,384 tokens and 2,048 channels in all: 2,048 / d heads of d channels, in a batch of 16,384 / N
 sequences; and over a problem with grouped heads. Numbers of two days or two cards do not compare, ratios of one run do.
-So everybody has a turn in every round, and what counts is the ratio of the medians.
+So all have a turn in every round (but standard attention, which is slow: it has rounds with `fa2_mma` alone), and what
+counts is the ratio of the medians.
 
 Ends with 0 if every target of `targets` that was measured is met, else with 1.
 """
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import cuda_kernels
@@ -58,16 +60,30 @@ def parser_of(name, doc):
 
 def check_save(parser, path):
     """A file that cannot be written ends the program before anything is measured. None is no file."""
-    if path is not None and path.is_dir():
+    if path is None:
+        return
+    if path.is_dir():
         parser.error(f"--save takes a file, and {path.absolute()} is a folder")
-    if path is not None and not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir():
         parser.error(f"--save: there is no folder {path.absolute().parent}")
+    is_new = not path.exists()
+    try:
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as problem:
+        parser.error(f"--save: {path.absolute()} cannot be written: {problem.strerror}")
 
 
 def save(path, record):
-    """Write what was measured as JSON, for docs/generate.py; None is no file."""
-    if path is not None:
+    """Write what was measured as JSON, for docs/generate.py; None is no file. Says so if that fails: not saved, it can
+    still be shown."""
+    if path is None:
+        return
+    try:
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+    except OSError as problem:
+        print(f"not saved: {path.absolute()} cannot be written: {problem.strerror}", file=sys.stderr)
 
 
 def numbers(text):

@@ -95,7 +95,8 @@ def order(number, turn):
 
 
 def host_microseconds(device, calls, number, rounds=7):
-    """[microseconds] that the host is busy with each call: the fastest round of so many that nobody waits for."""
+    """[microseconds that the host is busy with a call] of each: `number` of them in a row, none waited for; the fastest
+    of so many rounds."""
     best = [float("inf")] * len(calls)
     for turn in range(rounds):
         for n in order(len(calls), turn):

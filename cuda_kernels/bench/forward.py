@@ -28,7 +28,7 @@ def by_choice(q, k, v):
 
 
 def in_graph(q, k, v):
-    """{peer: a call that torch records for its graph, by our operator}: what the host does in training."""
+    """{peer: a call that is recorded for gradients, of torch's function and of our operator}: as in training."""
     from cuda_kernels.torch_op import scaled_dot_product_attention
 
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]

@@ -1,5 +1,6 @@
 """Every number of the benchmark, as plain dictionaries and lists: what is saved, judged and shown.
 
+    on          the card, the day, the versions: see `machine`
     pass        "forward" or "backward"
     kernels     the names of ours
     cells       one for each problem (case) and peer: ms (median), spread (how far apart the middle half of the rounds
@@ -28,8 +29,7 @@ from cuda_kernels.bench.targets import OURS
 BUDGET_MS, FEWEST, MOST = 500, 5, 100                               # of all rounds of one problem; how many rounds
 PASSES = {which.NAME: which for which in (forward, backward)}
 SLOW = "math"                                                       # standard attention
-FA1 = "fa1_mma"                                                     # for comparison, where it is at its best
-FA1_DIMS = (64, 128)
+FA1, FA1_DIMS = "fa1_mma", (64, 128)                                # for comparison, with these head dims
 OVERHEAD = Case(1, 8, 8, 128, 64, False)
 MEMORY_LENGTHS = (1024, 2048, 4096, 8192, 16384)
 

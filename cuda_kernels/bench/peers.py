@@ -36,7 +36,7 @@ def tried(call):
         warnings.simplefilter("always")
         try:
             return call(), None
-        except (RuntimeError, NotImplementedError, ValueError) as refusal:
+        except (RuntimeError, ValueError) as refusal:
             words = str(refusal)
     return None, reason(words, [str(warning.message) for warning in told])
 

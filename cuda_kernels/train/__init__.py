@@ -12,9 +12,8 @@ one call, see `model` and `attentions`.
 Ends with 0 if every target of `targets` that was measured is met, else with 1.
 """
 
-import cuda_kernels
-from cuda_kernels import switch
 from cuda_kernels.bench import check_save, numbers, parser_of, save
+from cuda_kernels.bench import unable as unable_on_a_gpu
 from cuda_kernels.train import sizes
 
 
@@ -44,12 +43,19 @@ def main(argv=None):
     if why:
         print(why)
         return 2
+    import torch
+
     from cuda_kernels.bench.show import progress
     from cuda_kernels.bench.targets import ok
-    from cuda_kernels.train import measure, show, targets  # these import torch
+    from cuda_kernels.train import data, measure, show, targets
 
     if options.device == "cpu":
-        measure.torch.set_num_threads(1)                            # so little work is not worth sharing
+        torch.set_num_threads(1)                                    # so little work is not worth sharing
+    try:
+        data.check(data.text().tokens, plan.curve)
+    except ValueError as problem:
+        print(problem)
+        return 2
     record = {}
     try:
         with progress(measure.parts(plan)) as step:
@@ -68,12 +74,8 @@ def main(argv=None):
 def unable(device):
     """Why nothing can be trained here; None if it can."""
     try:
-        import torch
+        import torch  # noqa: F401
     except ImportError:
         return "train needs torch, which is not installed: make dev, or pip install torch"
-    if device == "cpu":
-        return None
-    if cuda_kernels.SIMULATED:
-        return f"train measures kernels on a GPU, and {switch.without_gpu()}; --device cpu tries it out"
-    return None if torch.cuda.is_available() else ("train needs a torch that sees the GPU, and this one sees none; "
-                                                   "--device cpu tries it out")
+    why = None if device == "cpu" else unable_on_a_gpu("train")
+    return why and f"{why}; --device cpu tries it out"

@@ -36,10 +36,15 @@ def encoded(name, words, device="cpu"):
 
 def pieces(tokens, size, generator):
     """(B, N + 1) of a text's tokens: pieces from anywhere. The generator is the CPU's, so that all devices agree."""
-    if len(tokens) <= size.N:
-        raise ValueError(f"the text has {len(tokens)} characters, and a piece needs {size.N + 1}")
+    check(tokens, size)
     starts = torch.randint(len(tokens) - size.N, (size.B, 1), generator=generator).to(tokens.device)
     return tokens[starts + torch.arange(size.N + 1, device=tokens.device)]
+
+
+def check(tokens, size):
+    """ValueError for a text (length,) that is too short for a piece."""
+    if len(tokens) <= size.N:
+        raise ValueError(f"the text has {len(tokens)} characters, and a piece needs {size.N + 1}")
 
 
 def random(size, vocabulary, device):

@@ -33,9 +33,9 @@ def speed(rows):
 
 
 def numbers(row, name, cell):
-    """The columns of one attention; the reason where it has none."""
+    """The last columns of one attention; the reason where it has none."""
     if "ms" not in cell:
-        return cell["why"], "–", "–", "–", "–"
+        return cell["why"].replace("|", "/"), "–", "–", "–", "–"
     times, low_high = targets.ratio(row, name), targets.quartiles(row, name)
     return (f"{cell['ms']:.1f}", f"{cell['tokens_per_s']:,.0f}", "–" if times is None else f"{times:.3f}",
             "–" if low_high is None else "–".join(f"{x:.3f}" for x in low_high),
@@ -51,8 +51,12 @@ def curves(found):
                    right=range(1, len(shown) + 3), title=f"{found['characters']:,} characters of {found['text']}; "
                    f"{size.layers} layers, {size.told}, {size.B} pieces a step", title_justify="left")
     for name, curve in losses.items():
-        rule = targets.verdict(found, name)
-        far = "–" if name == targets.TRUTH else f"{rule.error:.1e}"
-        limit = "–" if name in (targets.TRUTH, targets.PLAIN) else f"{rule.allowed:.1e}"
-        table.add_row(name, *(f"{curve[n]:.3f}" for n in shown), far, limit)
+        table.add_row(name, *(f"{curve[n]:.3f}" for n in shown), *distance(found, name))
     return table
+
+
+def distance(found, name):
+    """(how far a curve is from that in float32, how far it may be); standard attention is the yardstick."""
+    rule = targets.verdict(found, name)
+    return ("–" if name == targets.TRUTH else f"{rule.error:.1e}",
+            "–" if name in (targets.TRUTH, targets.PLAIN) else f"{rule.allowed:.1e}")

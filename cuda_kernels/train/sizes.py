@@ -71,8 +71,8 @@ def head_dim(device, hidden):
 
 def check(size):
     """ValueError if a size makes no model."""
-    if size.tokens < 1:
-        raise ValueError(f"tokens must be at least 1, got {size.tokens}")
+    if not 1 <= size.tokens < 2**31:
+        raise ValueError(f"tokens must be at least 1 and below 2³¹, got {size.tokens}")
     if size.layers < 1:
         raise ValueError(f"layers must be at least 1, got {size.layers}")
     if size.hidden < 1 or size.hidden % size.d:

@@ -52,16 +52,19 @@ def verdict(curves, name=OURS):
 def ratios(row, name=OURS, peer=PEER):
     """[how many times as many tokens/s as the peer, in each round] of a row of `speed.measured`.
 
-    Empty where either was not measured. A GPU that is slow in a round is slow for both.
+    A GPU that is slow in a round is slow for both. Empty where either was not measured, and for standard attention,
+    which has rounds of its own.
     """
-    a, b = (row["attentions"].get(who, {}).get("rounds", []) for who in (name, peer))
-    return [y / x for x, y in zip(a, b, strict=True)] if a and b else []
+    a, b = (row["attentions"].get(who, {}).get("rounds_ms", []) for who in (name, peer))
+    return [y / x for x, y in zip(a, b, strict=True)] if a and b and PLAIN not in (name, peer) else []
 
 
 def ratio(row, name=OURS, peer=PEER):
-    """The median of these; None where there are none."""
-    found = ratios(row, name, peer)
-    return statistics.median(found) if found else None
+    """The median of these, or for standard attention the ratio of the medians; None where either was not measured."""
+    if found := ratios(row, name, peer):
+        return statistics.median(found)
+    a, b = (row["attentions"].get(who, {}).get("ms") for who in (name, peer))
+    return b / a if a and b else None
 
 
 def quartiles(row, name=OURS, peer=PEER):
@@ -71,7 +74,7 @@ def quartiles(row, name=OURS, peer=PEER):
 
 
 def judged(record):
-    """[Target]"""
+    """[Target]: speed, the curve, that it falls, of a record of `measure.everything`."""
     return [fast(record), close(record["curves"]), learned(record["curves"]["losses"][OURS])]
 
 
@@ -98,13 +101,12 @@ def close(curves):
 
 def learned(losses):
     """Does the loss fall? The mean of the last tenth of the steps beside the first one."""
-    last = sum(losses[-tenth(losses):]) / tenth(losses)
-    what = "the loss falls"
+    what, last = "the loss falls", last_tenth(losses)
     if len(losses) < 2:
         return Target(what, NOT_MEASURED, None)
     return Target(what, f"from {losses[0]:.2f} to {last:.2f}, the mean of the last tenth", last < losses[0])
 
 
-def tenth(losses):
-    """A tenth of the steps, at least one."""
-    return max(1, len(losses) // 10)
+def last_tenth(losses):
+    """The mean loss of the last tenth of the steps, at least one."""
+    return statistics.fmean(losses[-max(1, len(losses) // 10):])
