@@ -284,6 +284,8 @@ def training(file):
     from fa_ref import drawing  # brings matplotlib
 
     run = json.loads(Path(file).read_text(encoding="utf-8"))
+    if run["device"] == "cpu":
+        raise SystemExit(f"{file} is of a CPU, whose times mean nothing: not written")
     picture = ROOT / "docs" / training_picture.FILE
     picture.parent.mkdir(exist_ok=True)
     training_picture.picture(run, drawing).save(picture)

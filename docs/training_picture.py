@@ -9,7 +9,8 @@ from cuda_kernels.train import targets
 from cuda_kernels.train.sizes import Size
 
 FILE = "performance/training.svg"                                   # in docs/
-COLORS = {"float32": "#9a9a94", "eager": "#a14a00", "flash": "#2e6b2e", "ours": "#1f5fa8"}      # drawn in this order
+COLORS = {"float32": "#9a9a94", "eager": "#a14a00", "flash": "#2e6b2e", "ours": "#1f5fa8"}      # drawn in this order …
+ADDED = "#7a3f98"                                                   # … and then whoever was added
 WIDTHS = {"float32": 7, "eager": 5, "flash": 3, "ours": 1.5}        # the curves lie upon each other
 LEFT, RIGHT = 70, 680
 LOSS_TOP, LOSS_BOTTOM, APART_TOP, APART_BOTTOM = 44, 224, 286, 386
@@ -23,10 +24,19 @@ def picture(record, draw):
     loss(sheet, draw, losses)
     apart(sheet, draw, record["curves"])
     bars(sheet, draw, record["speed"])
-    for n, name in enumerate(name for name in ("ours", "flash", "eager", "float32") if name in losses):
-        sheet.box(LEFT + n * 140, 684 - 5, 24, 10, COLORS[name], edge=COLORS[name])
-        sheet.text(LEFT + 32 + n * 140, 684, tables.NAMES[name], align="left")
+    for n, name in enumerate(["ours", "flash", "eager", "float32", *added(losses)]):
+        sheet.box(LEFT + n * 122, 684 - 5, 24, 10, color(name), edge=color(name))
+        sheet.text(LEFT + 32 + n * 122, 684, tables.NAMES.get(name, name), align="left")
     return sheet
+
+
+def added(losses):
+    """The names of attentions that are not ours, torch's or standard attention."""
+    return [name for name in losses if name not in COLORS]
+
+
+def color(name):
+    return COLORS.get(name, ADDED)
 
 
 def loss(sheet, draw, losses):
@@ -34,9 +44,8 @@ def loss(sheet, draw, losses):
     top = max(map(max, losses.values()))
     sheet.text((LEFT + RIGHT) / 2, 20, "loss of each step", bold=True, size=13)
     levels(sheet, draw, ticks(top), top, LOSS_TOP, LOSS_BOTTOM)
-    for name in COLORS:
-        if name in losses:
-            curve(sheet, losses[name], top, LOSS_TOP, LOSS_BOTTOM, COLORS[name], WIDTHS[name])
+    for name in [*COLORS, *added(losses)]:
+        curve(sheet, losses[name], top, LOSS_TOP, LOSS_BOTTOM, color(name), WIDTHS.get(name, 1.5))
     steps(sheet, losses, LOSS_BOTTOM)
 
 
@@ -48,8 +57,8 @@ def apart(sheet, draw, curves):
     top = 1.1 * max(limit, *map(max, far.values()))
     sheet.text((LEFT + RIGHT) / 2, APART_TOP - 20, "its distance from the loss in float32", bold=True, size=13)
     levels(sheet, draw, ticks(top), top, APART_TOP, APART_BOTTOM)
-    for name in ("eager", "flash", "ours"):
-        curve(sheet, far[name], top, APART_TOP, APART_BOTTOM, COLORS[name], 1.2)
+    for name in ["eager", "flash", "ours", *added(losses)]:
+        curve(sheet, far[name], top, APART_TOP, APART_BOTTOM, color(name), 1.2)
     y = up(limit, top, APART_TOP, APART_BOTTOM)
     sheet.arrow(LEFT, y, RIGHT, y, color=draw.RED, style="-")
     sheet.text(RIGHT, y + 9, "allowed", align="right", size=11, color=draw.RED)
@@ -74,7 +83,7 @@ def bars(sheet, draw, rows):
                     sheet.text(at + each / 2, BARS_BOTTOM - up_by, word, size=9, color=draw.FAINT)
                 continue
             y = up(x, top, BARS_TOP, BARS_BOTTOM)
-            sheet.box(at + 2, y, each - 4, BARS_BOTTOM - y, COLORS[name], edge=COLORS[name])
+            sheet.box(at + 2, y, each - 4, BARS_BOTTOM - y, color(name), edge=color(name))
             sheet.text(at + each / 2, y - 8, f"{x:.2f}", size=11)
         sheet.text(left + wide / 2, BARS_BOTTOM + 14, f"hidden {size.hidden}, d = {size.d}", size=11.5)
         sheet.text(left + wide / 2, BARS_BOTTOM + 30, f"N = {size.N:,}", size=11.5)
@@ -119,7 +128,7 @@ def described(record):
     found = targets.verdict(record["curves"])
     speeds = [x for row in record["speed"] if (x := targets.ratio(row)) is not None]
     told = f"{min(speeds):.2f} to {max(speeds):.2f}" if speeds else "none"
-    return (f"Above, the loss of {len(losses[targets.TRUTH])} steps: the curves of our attention, torch's, standard "
-            f"attention and float32 lie upon each other. In the middle, how far they are apart: ours is at most "
-            f"{found.error:.1e} from float32, and {found.allowed:.1e} is allowed. Below, bars: our tokens/s are {told} "
+    return (f"Above, the loss of {len(losses[targets.TRUTH])} steps: curves of our attention, torch's, standard "
+            f"attention and float32. In the middle, how far they are from float32: ours is at most "
+            f"{found.error:.1e}, and {found.allowed:.1e} is allowed. Below, bars: our tokens/s are {told} "
             f"times torch's.")

@@ -3,7 +3,7 @@
     python tests/mutants.py                     every mutant of every module (make mutants)
     python tests/mutants.py --module fa2        those of one module (may be repeated)
     python tests/mutants.py --sample 50         50 of them, picked at random but always the same
-    python tests/mutants.py --write             all, and put the result into docs/verification.md
+    python tests/mutants.py --write             put the result into docs/verification.md; with --module only theirs
     python tests/mutants.py --known             a first look: those with a reason count as survivors without being run
 
 A mutant is one module with one expression changed (`mutator.py` says how). It runs in a forked child, which imports the
@@ -17,6 +17,7 @@ import argparse
 import importlib.util
 import os
 import random
+import re
 import resource
 import sys
 import warnings
@@ -165,17 +166,33 @@ def test_files(module):
 
 def report(verdicts):
     """Of (mutant, why it died) in Markdown: a table with a row per module, and the survivors with their reasons."""
-    lines = ["| module | mutants | killed | |", "|---|---:|---:|---:|"]
-    for module in (*MODULES, "all"):
-        deaths = [why != "" for m, why in verdicts if module in (m.module, "all")]
-        if deaths:
-            lines.append(f"| {module} | {len(deaths)} | {sum(deaths)} | {sum(deaths) / len(deaths):.1%} |")
-    lines.append("")
+    deaths = {module: [why != "" for m, why in verdicts if m.module == module] for module in MODULES}
+    lines = table({module: (len(fates), sum(fates)) for module, fates in deaths.items() if fates})
     for key, times in Counter(m.key for m, why in verdicts if not why).items():
         module, line, change = key
         often = f" ({times} times)" if times > 1 else ""
         lines.append(f"- {module}: `{change}` in `{line}`{often}: {EQUIVALENT.get(key, 'NO REASON GIVEN')}")
     return "\n".join(lines)
+
+
+def table(counts):
+    """Lines of Markdown for {module: (mutants, killed)}, with their sum."""
+    rows = counts | {"all": tuple(map(sum, zip(*counts.values(), strict=True)))}
+    return ["| module | mutants | killed | |", "|---|---:|---:|---:|",
+            *(f"| {module} | {n} | {killed} | {killed / n:.1%} |" for module, (n, killed) in rows.items()), ""]
+
+
+def renewed(old, new):
+    """Two reports in one: of each module what the newer one says, if it says anything."""
+    counts, survivors = {}, {}
+    for text in (old, new):
+        found = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+        for module, n, killed in found:
+            counts[module] = int(n), int(killed)
+            survivors[module] = re.findall(rf"^- {module}: .*$", text, re.MULTILINE)
+    known = [module for module in MODULES if module in counts]
+    lines = table({module: counts[module] for module in known})
+    return "\n".join([*lines, *(line for module in known for line in survivors[module])])
 
 
 def accepted(verdicts):
@@ -197,8 +214,8 @@ def main():
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--known", action="store_true")
     asked = parser.parse_args()
-    if asked.write and (asked.module or asked.sample or asked.known):
-        parser.error("--write is for the result of all mutants, each of them run")
+    if asked.write and (asked.sample or asked.known):
+        parser.error("--write is for the result of all mutants of a module, each of them run")
 
     cases, modules = judged(RECIPES), asked.module or MODULES
     console = Console(highlight=False, markup=False, emoji=False)
@@ -231,7 +248,8 @@ def main():
     if asked.write:
         sys.path.append(str(ROOT / "docs"))
         import marks
-        marks.fill(ROOT / "docs" / "verification.md", "mutants", report(verdicts))
+        page = ROOT / "docs" / "verification.md"
+        marks.fill(page, "mutants", renewed(marks.read(page, "mutants"), report(verdicts)))
     return 0 if accepted(verdicts) else 1
 
 

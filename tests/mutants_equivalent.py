@@ -14,7 +14,7 @@ NOT_TILED = "equivalent because standard attention takes the direction only to b
 NOTHING_WAITS = "equivalent because no tile waits yet: what this scales is 0"
 SAME_SHAPE = "equivalent because Q has this shape already"
 
-D = "D = (dO.astype(wide) * O.astype(wide)).sum(axis=1)"
+D = "D = (dO[rows].astype(wide) * O[rows].astype(wide)).sum(axis=1)"
 BACKWARD = "def backward_head(dO, Q, K, V, O, L, rule, Br=None, Bc=None, reverse=False, dL=None, dB=None):"
 
 EQUIVALENT = {
@@ -51,6 +51,6 @@ EQUIVALENT = {
         "equivalent because P is 0 in a row without keys, and any finite number times that is 0",
     ("heads", "statistics = (np.ones_like(L), L) if core is fa1 else (L,)", "np.ones_like → np.zeros_like"):
         "equivalent because the guard of the division reads a sum of 0 as 1",
-    ("heads", D, "dO.astype(wide) → dO"): OTHER_WIDENS,
-    ("heads", D, "O.astype(wide) → O"): OTHER_WIDENS,
+    ("heads", D, "dO[rows].astype(wide) → dO[rows]"): OTHER_WIDENS,
+    ("heads", D, "O[rows].astype(wide) → O[rows]"): OTHER_WIDENS,
 }

@@ -139,7 +139,16 @@ def test_a_reason_without_a_survivor_is_stale(monkeypatch):
     assert mutants.stale([], ["scores"]) == []
 
 
-@pytest.mark.parametrize("part", [["--module", "fa2"], ["--sample", "9"], ["--known"]])
+def test_a_report_of_some_modules_leaves_the_others_as_they_were(monkeypatch):
+    a, b, c = (Mutant(module, 1, "line", "x → y", None) for module in ("fa1", "fa2", "heads"))
+    monkeypatch.setattr(mutants, "EQUIVALENT", {})
+    old = mutants.report([(a, ""), (a, "killed"), (b, ""), (b, ""), (c, "killed")])
+    assert mutants.renewed(old, old) == old
+    assert mutants.renewed(old, mutants.report([(b, "killed")] * 3)) == mutants.report(
+        [(a, ""), (a, "killed"), *[(b, "killed")] * 3, (c, "killed")])
+
+
+@pytest.mark.parametrize("part", [["--sample", "9"], ["--known"]])
 def test_only_a_whole_run_is_written_down(monkeypatch, capsys, part):
     """--known takes a line with two changes of one name for one reason, though the tests may notice one of the two."""
     monkeypatch.setattr("sys.argv", ["mutants.py", "--write", *part])

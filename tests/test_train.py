@@ -287,6 +287,26 @@ def test_progress_is_told_as_often_as_announced():
     assert len(told) == measure.parts(plan) == 4 + 4 * 10
 
 
+def test_an_attention_that_was_added_is_judged_and_drawn(record, tmp_path):
+    """One that sees the future, say: its curve is off."""
+    from fa_ref import drawing
+
+    losses = record["curves"]["losses"]
+    wrong = record | {"curves": record["curves"] | {"losses": losses | {"mine": [x + 0.5 for x in losses["float32"]]}}}
+    found = {target.what: target.met for target in targets.judged(wrong)}
+    assert found["loss curve of mine, by the rule of two errors"] is False
+    assert found["loss curve, by the rule of two errors"] is True
+    training_picture.picture(wrong, drawing).save(tmp_path / "x.svg")
+    assert ">mine<" in (tmp_path / "x.svg").read_text(encoding="utf-8")
+
+
+def test_what_a_cpu_measured_is_not_written_into_the_page(record, tmp_path):
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(SystemExit, match="a CPU, whose times mean nothing"):
+        generate.training(file)
+
+
 def on_a_gpu(record, *ratios):
     """The record as if it came from there: a row for each ratio to torch's tokens/s."""
     rows = [{"size": Size(12, 1024, 64, 2048 * 2**n, 16384)._asdict(), "attentions": {

@@ -4,6 +4,9 @@ from cuda_kernels.train import targets
 from cuda_kernels.train.sizes import Size
 from fa_ref.terminal import console, tabled
 
+EXPLAINED = (f"B sequences of N tokens in a step. × {targets.PEER}: tokens/s to its, the median of the ratios in each "
+             f"round, and their quartiles; of {targets.PLAIN}, with rounds of its own, the ratio of the medians.\n")
+ON_A_CPU = "On a CPU ours is the loops of fa_ref, in NumPy: the times mean nothing.\n"
 STEPS = 8                                                           # of the curves, in the table
 
 
@@ -13,6 +16,7 @@ def everything(record):
     console.print(f"{on['card']}, {on['date']}, driver {on['driver']}, torch {on['torch']}, numba-cuda "
                   f"{on['numba-cuda']}; weights in float32, products in bfloat16 (autocast), AdamW.\n")
     console.print(speed(record["speed"]))
+    console.print(EXPLAINED + (ON_A_CPU if record["device"] == "cpu" else ""))
     console.print(curves(record["curves"]))
     found = tabled("target", "found", "")
     for target in targets.judged(record):
@@ -22,8 +26,8 @@ def everything(record):
 
 def speed(rows):
     """A line for each size and attention."""
-    table = tabled("layers", "hidden", "d", "B", "N", "attention", "ms", "tokens/s", f"× {targets.PEER}",
-                   "quartiles", "peak, MiB", right=(0, 1, 2, 3, 4, 6, 7, 8, 9, 10))
+    table = tabled("layers", "hidden", "d", "B", "N", "attention", "ms a step", "tokens/s",
+                   f"× {targets.PEER}", "quartiles", "peak, MiB", right=(0, 1, 2, 3, 4, 6, 7, 8, 9, 10))
     for row in rows:
         size = Size(**row["size"])
         for name, cell in row["attentions"].items():

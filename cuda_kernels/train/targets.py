@@ -74,8 +74,10 @@ def quartiles(row, name=OURS, peer=PEER):
 
 
 def judged(record):
-    """[Target]: speed, the curve, that it falls, of a record of `measure.everything`."""
-    return [fast(record), close(record["curves"]), learned(record["curves"]["losses"][OURS])]
+    """[Target] of a record of `measure.everything`: speed; the curves of ours and of those added; that it falls."""
+    losses = record["curves"]["losses"]
+    added = [name for name in losses if name not in (OURS, PEER, PLAIN, TRUTH)]
+    return [fast(record), *(close(record["curves"], name) for name in (OURS, *added)), learned(losses[OURS])]
 
 
 def fast(record):
@@ -92,10 +94,10 @@ def fast(record):
     return Target(what, told, enough == len(speeds))
 
 
-def close(curves):
-    """Is our curve as near to float32's as the rule of two errors asks?"""
-    found = verdict(curves)
-    return Target("loss curve, by the rule of two errors",
+def close(curves, name=OURS):
+    """Is a curve as near to float32's as the rule of two errors asks?"""
+    found = verdict(curves, name)
+    return Target(f"loss curve{'' if name == OURS else f' of {name}'}, by the rule of two errors",
                   f"at most {found.error:.1e} from float32, {found.allowed:.1e} allowed", found.holds)
 
 
