@@ -110,8 +110,10 @@ def test_what_is_refused():
     x, sink = np.zeros((1, 1, 4, 8), np.float16), np.zeros(1, np.float32)
     for option, said in [({"softcap": 1.0}, "softcap"), ({"sink": sink}, "sink"), ({"reverse": True}, "reverse"),
                          ({"mask": np.ones((4, 4), bool)}, "a mask")]:
-        with pytest.raises(NotImplementedError, match=f"{said} is not offered by the kernel fa2_mma; fa2_warps"):
+        with pytest.raises(NotImplementedError, match=f"{said} is not offered by the kernel fa2_mma; fa2 offers it"):
             cuda_kernels.forward(x, x, x, kernel="fa2_mma", **option)
+        out, lse = cuda_kernels.forward(x, x, x, kernel="fa2", **option)
+        cuda_kernels.backward(x, x, x, x, out, lse, kernel="fa2", **option)
     for arrays, said in [([np.zeros((1, 1, 4, 8), np.float32)] * 3, "dtype float32"),
                          ([np.zeros((1, 1, 4, 264), np.float16)] * 3, "d = 264"),
                          ([x, x, np.zeros((1, 1, 4, 5), np.float16)], "dv = 5 with d = 8")]:
