@@ -125,8 +125,9 @@ def check_tiles(bytes_of, block_q, block_k, card, what, dynamic=False):
         default //= 2
     Br, Bc = block_q or default, block_k or default
     if bytes_of(Br, Bc) > most:
-        choices = [(64, 64), (32, 64), (32, 32)] if dynamic else [(n, n) for n in (64, 32, 16, 8, 4, 2, 1)]
-        choices = [(Br, Bc) for Bc in (64, 32)] * dynamic + choices
+        choices = [(n, n) for n in (64, 32, 16, 8, 4, 2, 1)]
+        if dynamic:                                                 # best with this Br, which goes with the threads
+            choices = [(Br, 64), (Br, 32), (64, 64), (32, 64), (32, 32)]
         fits = next((f"{rows} × {keys}" for rows, keys in choices if bytes_of(rows, keys) <= most), None)
         way_out = f"{fits} would fit" if fits else "no tile fits, the head dim is too large"
         raise ValueError(f"{what} with tiles of {Br} × {Bc} needs {bytes_of(Br, Bc)} bytes of shared memory, but a "

@@ -30,10 +30,10 @@ def refuse_base_two(q, k, v, out, lse, sink, rule_of):
         wanted = q[b, h, i:i + 1], k[b, g], v[b, g], out[b, h, i]
         Q, K, V, O = (to_numpy("array", x).astype(np.float64) for x in wanted)
         with np.errstate(all="ignore"):                 # NaN and inf in what is seen are nobody's fault here
-            L, same_out = row_of(Q, K, V, O, rule_of(b, h), i, -np.inf if sink is None else sink[h])
-        if not math.isclose(lse[b, h, i] * math.log(2), L, rel_tol=CLOSE_LSE) or same_out is False:
+            L, same_out, tells = row_of(Q, K, V, O, rule_of(b, h), i, -np.inf if sink is None else sink[h])
+        if not (math.isclose(lse[b, h, i] * math.log(2), L, rel_tol=CLOSE_LSE) and same_out):
             return
-        if same_out:
+        if tells:
             agree.append((f"{lse[b, h, i]:.6g} at {(b, h, i)}", L))
         if len(agree) == MOST:
             break
@@ -50,9 +50,9 @@ def telling_rows(lse):
 
 
 def row_of(Qi, K, V, Oi, rule, i, sink):
-    """(lse of query i, is Oi its out?) in float64: Qi (1, d), K (Nk, d), V (Nk, dv); sink: a number, −inf for none.
+    """(lse of query i, is Oi its out?, does that tell anything?) in float64: Qi (1, d), K (Nk, d), V (Nk, dv).
 
-    None in place of True where all values are the same: any weights have that out.
+    Where all values are the same any weights have that out, and it tells nothing. sink: a number, −inf for none.
     """
     row, cols = slice(i, i + 1), slice(0, len(K))
     seen = rule.visible(row, cols)[0]
@@ -61,6 +61,4 @@ def row_of(Qi, K, V, Oi, rule, i, sink):
     L = np.logaddexp.reduce(np.append(scores, sink))
     P = np.exp(scores - L)
     off, size = abs(P @ V - Oi).max(), (P @ abs(V)).max()
-    if not off <= CLOSE_OUT * size:
-        return L, False
-    return L, True if (V[seen] != V[seen][:1]).any() else None
+    return L, off <= CLOSE_OUT * size, (V[seen] != V[seen][:1]).any()

@@ -1,5 +1,7 @@
 """The forward pass, as `measure` takes it. `backward` has the same names."""
 
+from functools import partial
+
 import torch
 
 from cuda_kernels.bench import peers, truth
@@ -29,12 +31,9 @@ def by_choice(q, k, v):
 
 def in_graph(q, k, v):
     """{peer: a call that is recorded for gradients, of torch's function and of our operator}: as in training."""
-    from cuda_kernels.torch_op import scaled_dot_product_attention
-
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    more = {"enable_gqa": q.shape[1] != k.shape[1]}
-    return {"torch" + IN_GRAPH: lambda: peers.scaled_dot_product_attention(*leaves),
-            OURS + IN_GRAPH: lambda: scaled_dot_product_attention(*leaves, **more)}
+    return {"torch" + IN_GRAPH: by_choice(*leaves),
+            OURS + IN_GRAPH: partial(peers.operator(q.shape[1] != k.shape[1]), *leaves)}
 
 
 def errors(out, known):

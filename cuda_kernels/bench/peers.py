@@ -30,6 +30,13 @@ def by_torch(backend, q, k, v, causal, grouped):
         return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
 
+def operator(grouped):
+    """The attention that torch's graph knows of ours."""
+    from cuda_kernels.torch_op import scaled_dot_product_attention as ours
+
+    return partial(ours, enable_gqa=grouped)
+
+
 def tried(call):
     """(what the call returned, None), or (None, why it could not be made): refused, or out of memory."""
     with warnings.catch_warnings(record=True) as told:              # torch gives its reasons as warnings

@@ -2,13 +2,13 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 from torch.autograd.forward_ad import unpack_dual
 
 import cuda_kernels
 import fa_ref
 from cuda_kernels import arrays
+from cuda_kernels.places import numpy_dtype
 from fa_ref import inputs, torch_bridge
 
 HALVES = torch.float16, torch.bfloat16
@@ -103,7 +103,7 @@ def shapes_backward(dout, q, k, v, out, lse, dlse, causal, scale, window_left, w
 
 def without_numbers(x):
     """The shape and dtype of a tensor, as the checks of `fa_ref` look at them."""
-    return SimpleNamespace(shape=tuple(x.shape), ndim=x.ndim, dtype=np.dtype(str(x.dtype).removeprefix("torch.")))
+    return SimpleNamespace(shape=tuple(x.shape), ndim=x.ndim, dtype=numpy_dtype(x.dtype))
 
 
 def like(x, d):

@@ -25,7 +25,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     check_flag("enable_gqa", enable_gqa)
     if isinstance(scale, torch.Tensor):
         raise TypeError("scale must be a number, got a tensor, which would get no gradient")
-    if scale is not None:
+    if scale is not None:                                           # the operator would get a number for a bool
         check_number("scale", scale)
     check_axes_and_devices(query=query, key=key, value=value)
     if query.shape[1] != key.shape[1] and not enable_gqa:

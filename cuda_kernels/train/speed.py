@@ -16,8 +16,9 @@ from functools import partial
 import torch
 
 from cuda_kernels.train import data
-from cuda_kernels.train.attentions import ATTENTIONS, eager
+from cuda_kernels.train.attentions import ATTENTIONS
 from cuda_kernels.train.sizes import A_TURN, VOCABULARY, WARM_UP
+from cuda_kernels.train.targets import PLAIN
 from cuda_kernels.train.trainer import Trainer
 
 
@@ -49,8 +50,8 @@ def measured(size, device, rounds, step=lambda what: None):
 
 
 def together(names):
-    """Who takes turns with whom: [names of a group]. Standard attention is alone."""
-    return [[name for name in names if (ATTENTIONS[name] is eager) is alone] for alone in (False, True)]
+    """Who takes turns with whom: [names of a group]. Standard attention is alone: see `targets.ratios`."""
+    return [[name for name in names if (name == PLAIN) is alone] for alone in (False, True)]
 
 
 def warmed_up(trainer, tokens, attention):
